@@ -78,6 +78,11 @@ def runs_triton(x: Tensor) -> bool:
     return HAS_TRITON and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
 
 
+def runs_triton_on(device: torch.device) -> bool:
+    """Return whether Triton kernels can run on this device."""
+    return HAS_TRITON and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+
+
 def is_wrapped(x: Tensor) -> bool:
     """Return whether a transform of torch.func wraps this tensor."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x)

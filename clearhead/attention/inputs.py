@@ -22,6 +22,7 @@ from clearhead.masks import Mask
 
 if TYPE_CHECKING:
     from clearhead.attention.sparse.plan import Plan
+    from clearhead.attention.sparse.row_intervals import RowIntervals
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -128,7 +129,7 @@ class Execution:
     """
 
     kernel: Implementation
-    plan: Plan | None
+    plan: Plan | RowIntervals | None
     reason: str
 
     def run(self, inputs: AttentionInputs) -> Tensor:
@@ -146,10 +147,10 @@ class Implementation(ABC):
         """Return why this implementation cannot run these inputs, or None if it can."""
 
     @abstractmethod
-    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
+    def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
         """Return the output (B, H, T, E); `plan` is that of the execution."""
 
-    def plan_for(self, inputs: AttentionInputs) -> Plan | None:
+    def plan_for(self, inputs: AttentionInputs) -> Plan | RowIntervals | None:
         """Return the plan of a call that this implementation supports, if it needs one."""
         return None
 

@@ -20,6 +20,7 @@ from clearhead.errors import ShapeError
 
 if TYPE_CHECKING:
     from clearhead.attention.sparse.plan import Plan
+    from clearhead.attention.sparse.row_intervals import RowIntervals
 
 
 class ReferenceImplementation(Implementation):
@@ -30,7 +31,7 @@ class ReferenceImplementation(Implementation):
     def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
         return None
 
-    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
+    def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
         dtype = statistics_dtype(inputs)
         # Cast before repeating, so that the gradients of a group of heads are added in the wider dtype.
         q = inputs.q.to(dtype)

@@ -31,6 +31,7 @@ from clearhead.masks import Causal, Mask
 
 if TYPE_CHECKING:
     from clearhead.attention.sparse.plan import Plan
+    from clearhead.attention.sparse.row_intervals import RowIntervals
 
 # Outside of this range a temperature can push float32 scores out of range inside the kernel; the reference handles it.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-3, 1e6
@@ -72,7 +73,7 @@ class SDPAImplementation(Implementation):
             return "queries times keys exceed the range of float32"
         return None
 
-    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
+    def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
         assert isinstance(inputs.normalizer, Softmax)  # checked by unsupported_reason
         dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None

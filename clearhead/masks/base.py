@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead._core.shapes import Bool, Integer
 from clearhead._core.validation import check_int
 from clearhead.errors import DtypeError, MaskError, MaskTypeError, ShapeError
+from clearhead.masks.pair_interval import PairInterval
 from clearhead.masks.regions import KeyIntervalFunction, PairGrid, Region
 
 if TYPE_CHECKING:
@@ -290,6 +291,10 @@ class Leaf(Mask):
         """Return the function from query positions (N,) to their `KeyInterval`, or None if the keys have another form.
 
         If swapped: from key positions to the queries that see them."""
+        return None
+
+    def pair_interval(self) -> PairInterval | None:
+        """Return the pairs as a `PairInterval`, or None if they have another form."""
         return None
 
     def _uses_query(self, swapped: bool, *, position: bool) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks.base import Leaf, Mask
+from clearhead.masks.pair_interval import PairInterval
 from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid
 
 
@@ -85,6 +86,9 @@ class Padding(DataMask):
             return lambda p: KeyInterval(0, torch.where((start <= p) & (p < stop), UNBOUNDED, 0))
         return lambda p: KeyInterval(start, stop)
 
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval(key_padding=self.data)
+
 
 class Documents(DataMask):
     """ids[p] = ids[j] ≥ 0; see `documents`. `data` is (ids,)."""
@@ -137,6 +141,9 @@ class Documents(DataMask):
             return KeyInterval(start[..., p], torch.where(beyond, 0, stop[..., p]))
 
         return keys
+
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval(ids=self.ids)
 
 
 class Allow(DataMask):

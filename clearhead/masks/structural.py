@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead._core.random import shuffle
 from clearhead.masks.base import Leaf, Mask, check_integer
+from clearhead.masks.pair_interval import PairInterval
 from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid, Region
 
 
@@ -32,6 +33,9 @@ class Full(Leaf):
     def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         return lambda p: KeyInterval(0, UNBOUNDED)
 
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval()
+
 
 @dataclass(frozen=True, repr=False)
 class Causal(Leaf):
@@ -47,6 +51,9 @@ class Causal(Leaf):
 
     def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         return (lambda p: KeyInterval(p, UNBOUNDED)) if swapped else (lambda p: KeyInterval(0, p + 1))
+
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval(after=0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,6 +78,9 @@ class Window(Leaf):
     def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         before, after = (self.after, self.before) if swapped else (self.before, self.after)
         return lambda p: KeyInterval(p - before, p + (after + 1))
+
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval(self.before, self.after)
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,6 +114,9 @@ class Every(Leaf):
         start = f", start={self.start}" if self.start else ""
         return f"every({self.step}{start})"
 
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval(first_key=self.start) if self.step == 1 else None
+
 
 @dataclass(frozen=True, repr=False)
 class Dilated(Leaf):
@@ -124,6 +137,9 @@ class Dilated(Leaf):
     def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         return lambda p: KeyInterval(0, UNBOUNDED, self.step, p % self.step)
 
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval() if self.step == 1 else None
+
 
 @dataclass(frozen=True, repr=False)
 class Prefix(Leaf):
@@ -140,6 +156,9 @@ class Prefix(Leaf):
 
     def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
         return (lambda p: _all_or_none(p < self.n)) if swapped else (lambda p: KeyInterval(0, self.n))
+
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval(end_key=self.n)
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,6 +185,9 @@ class Blocks(Leaf):
             return KeyInterval(start, start + self.size)
 
         return keys
+
+    def pair_interval(self) -> PairInterval | None:
+        return PairInterval(block=self.size)
 
 
 @dataclass(frozen=True, repr=False)

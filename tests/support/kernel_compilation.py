@@ -40,8 +40,10 @@ class CompilingKernel:
         arguments = dict(zip(names, args, strict=False)) | constants
         assert list(arguments) == names, "a launch gives every argument, in order"
         constant = {name for name, parameter in zip(names, self.kernel.params, strict=True) if parameter.is_constexpr}
+        general = {p.name for p in self.kernel.params if p.do_not_specialize}
         # Triton specializes arguments that are 1.
-        fixed = constant | {name for name in names if type(arguments[name]) is int and arguments[name] == 1}
+        ones = {name for name in names if type(arguments[name]) is int and arguments[name] == 1}
+        fixed = constant | (ones - general)
         source = ASTSource(
             fn=self.kernel,
             signature={n: "constexpr" if n in fixed else triton_type(arguments[n]) for n in names},
@@ -49,7 +51,7 @@ class CompilingKernel:
             attrs={
                 (i,): [["tt.divisibility", 16]]
                 for i, n in enumerate(names)
-                if n not in fixed and is_divisible_by_16(arguments[n])
+                if n not in fixed | general and is_divisible_by_16(arguments[n])
             },
         )
         options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}

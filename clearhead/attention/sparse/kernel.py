@@ -1,9 +1,12 @@
 """The sparse implementation of `attend`: each block of queries is computed with the keys it may see only.
 
-The work follows the plan of the mask (`attention.sparse.plan`), for any mask: keys that every query sees are computed
-by a dense kernel, all others by a kernel that gathers columns. That is a Triton kernel on a GPU and torch operations on
-a CPU. A learned bias gets its gradient from the torch operations; the Triton kernels compute none, so that SDPA handles
-such calls."""
+There are two kernels. If each query sees an interval of keys, as under `causal() & documents(ids)`, the intervals are
+computed on the device (`row_intervals`) and a kernel iterates over consecutive keys. Nothing is read or built on the
+host, so new data and new lengths cost little. For any other mask the work follows a plan (`attention.sparse.plan`):
+keys that every query sees are computed by a dense kernel, all others by a kernel that gathers columns.
+
+Both are Triton kernels on a GPU and torch operations on a CPU. A learned bias gets its gradient from the operations of
+plans on a CPU; the Triton kernels compute none, so that SDPA handles such calls."""
 
 from __future__ import annotations
 
@@ -23,13 +26,24 @@ from clearhead.attention.inputs import (
     to_bhtd,
 )
 from clearhead.attention.normalizers import Softmax
+from clearhead.attention.sparse import interval_cpu
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
-from clearhead.attention.sparse.plan import Blocking, Plan, plan_checked
+from clearhead.attention.sparse.interval_op import attend_intervals, attend_intervals_in_graph
+from clearhead.attention.sparse.plan import Blocking, Plan, plan_checked, sdpa_work
+from clearhead.attention.sparse.row_intervals import (
+    MAX_SIZE,
+    ROW_INTERVALS,
+    RowIntervals,
+    estimate_pairs,
+    intervals_of,
+)
 from clearhead.masks import Causal, Full, Mask, allow, leaves
 from clearhead.masks.data import DataMask
+from clearhead.masks.pair_interval import PairIntervals
 
 _MAX_WIDTH = 256
 _PREDICTED_FASTER = "its plan is predicted to be faster than SDPA"
+_SKIPS_KEYS = "each query sees an interval of keys, and skipping the others is predicted to be faster than SDPA"
 
 
 class SparseImplementation(Implementation):
@@ -51,8 +65,8 @@ class SparseImplementation(Implementation):
         if torch.compiler.is_compiling():
             from clearhead.attention.sparse.compile import plan_key
 
-            if plan_key(inputs) is None:
-                return "torch.compile needs static shapes and a mask without tensors"
+            if usable_intervals(inputs) is None and plan_key(inputs) is None:
+                return "torch.compile needs static shapes and a mask without tensors, or a mask of intervals"
         elif not _is_concrete_call(inputs):
             return "torch.func transforms and FakeTensorMode are not supported"
         return self._kernel_unsupported_reason(inputs)
@@ -65,10 +79,13 @@ class SparseImplementation(Implementation):
             return f"there is no sparse kernel for {inputs.q.device.type}"
         return None
 
-    def plan_for(self, inputs: AttentionInputs) -> Plan | None:
+    def plan_for(self, inputs: AttentionInputs) -> Plan | RowIntervals | None:
         """Return the plan of a call; None while a graph is compiled, which contains the handle of its plan."""
         if torch.compiler.is_compiling():
             return None
+        intervals = usable_intervals(inputs)
+        if intervals is not None:
+            return row_intervals_for(inputs, intervals)
         lead = inputs.q.shape[:-3]
         if len(lead) == 1 or inputs.mask is None or not inputs.mask.batch_shape:
             return plan_for(inputs)
@@ -79,6 +96,10 @@ class SparseImplementation(Implementation):
         q, mask = inputs.q, inputs.mask
         if not may_be_faster(inputs) or _is_exporting():
             return None
+        if q.is_cuda or not (mask is None or mask.is_structural):
+            intervals = usable_intervals(inputs)
+            if intervals is not None:
+                return self._propose_intervals(inputs, intervals)
         if torch.compiler.is_compiling():
             if not _is_predicted_faster_in_graph(inputs) or self.unsupported_reason(inputs) is not None:
                 return None
@@ -95,14 +116,34 @@ class SparseImplementation(Implementation):
             return None
         return Execution(self, plan if q.dim() == 4 else self.plan_for(inputs), _PREDICTED_FASTER)
 
-    def run(self, inputs: AttentionInputs, plan: Plan | None = None) -> Tensor:
+    def _propose_intervals(self, inputs: AttentionInputs, intervals: PairIntervals) -> Execution | None:
+        """Return an execution with the kernel of row intervals, unless SDPA is predicted to be faster."""
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and not _is_concrete_call(inputs):
+            return None
+        if is_compiling and not inputs.q.is_cuda:
+            return None  # in a graph for a CPU, the operations of the fused kernel are fused with others
+        if sdpa.SDPA.unsupported_reason(inputs) is not None or self._kernel_unsupported_reason(inputs) is not None:
+            return None
+        if is_compiling:
+            return Execution(self, None, _SKIPS_KEYS)
+        if inputs.q.is_cuda:
+            is_faster = intervals_beat_sdpa(inputs, intervals)
+            return Execution(self, row_intervals_for(inputs, intervals), _SKIPS_KEYS) if is_faster else None
+        rows = row_intervals_for(inputs, intervals)
+        return Execution(self, rows, _SKIPS_KEYS) if _is_faster_on_cpu(inputs, rows) else None
+
+    def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
+        is_compiling = torch.compiler.is_compiling()
+        if isinstance(plan, RowIntervals) or (is_compiling and usable_intervals(inputs) is not None):
+            return _run_intervals(inputs, plan if isinstance(plan, RowIntervals) else None)
         from clearhead.attention.sparse.op import gathered
 
         assert isinstance(inputs.normalizer, Softmax)
         dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None
         q, scale = dot
-        if torch.compiler.is_compiling():
+        if is_compiling:
             from clearhead.attention.sparse.compile import constant_handle, plan_key
 
             key = plan_key(inputs)
@@ -112,12 +153,7 @@ class SparseImplementation(Implementation):
             assert plan is not None
             handle = plan.handle  # the caller keeps the plan alive until the operator has run
         lead = q.shape[:-3]
-        bias = None
-        if inputs.bias is not None:
-            bias = inputs.scaled_bias()
-            if len(lead) != 1 and bias.requires_grad:
-                bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
-            bias = mask_to_bhts(bias, lead)
+        bias = None if inputs.bias is None else _bias_bhts(inputs, lead)
         k, v = inputs.k, inputs.v
         if q.dtype in HALF_PRECISION and not runs_triton(q):
             # Half precision would round the output from which the backward pass computes its row sums, and a low
@@ -132,6 +168,81 @@ class SparseImplementation(Implementation):
 
 
 SPARSE = SparseImplementation()
+
+
+def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
+    """Return the mask as intervals if the kernel of row intervals runs the call, else None."""
+    mask, bias = inputs.mask, inputs.bias
+    if mask is None or (bias is not None and bias.requires_grad):
+        return None
+    is_cuda = inputs.q.is_cuda
+    if mask.is_structural and not is_cuda:
+        return None  # the plan of a structural mask is cached, and its kernel for CPUs is faster
+    if not torch.compiler.is_compiling() and max(inputs.T + inputs.query_offset, inputs.S) > MAX_SIZE:
+        return None
+    if len(inputs.q.shape) != 4 and mask.batch_shape:
+        return None
+    return intervals_of(mask)
+
+
+def row_intervals_for(inputs: AttentionInputs, intervals: PairIntervals) -> RowIntervals:
+    """Return the row intervals of a validated call."""
+    mask = inputs.mask
+    assert mask is not None
+    return ROW_INTERVALS.get(intervals, mask.versions, inputs.T, inputs.S, inputs.query_offset, inputs.q.device)
+
+
+def _is_faster_on_cpu(inputs: AttentionInputs, rows: RowIntervals) -> bool:
+    """Return whether the kernel of row intervals is predicted to be faster than SDPA; reads the intervals."""
+    heads, width, backward, dtype, sdpa_dtype = _work_key(inputs)
+    sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
+    pairs, blocks = interval_cpu.work(rows, inputs.T)
+    heads_per_pattern = heads // max(rows.bounds.shape[0], 1)
+    sparse_ms = sparse_rates.milliseconds(
+        partial=pairs * heads_per_pattern, launches=blocks, width=width, backward=backward
+    )
+    assert inputs.mask is not None
+    work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
+    return sparse_ms < sdpa_rates.milliseconds(**work, width=width, backward=backward)
+
+
+def intervals_beat_sdpa(inputs: AttentionInputs, intervals: PairIntervals) -> bool:
+    """Return whether the kernel of row intervals is predicted to be faster than SDPA on a GPU, without reading data."""
+    heads, width, backward, dtype, sdpa_dtype = _work_key(inputs)
+    sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
+    pairs = estimate_pairs(tuple([x[:7] for x in intervals]), inputs.T, inputs.S, inputs.query_offset) * heads
+    sparse_ms = sparse_rates.milliseconds(full=pairs, launches=1, width=width, backward=backward)
+    assert inputs.mask is not None
+    work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
+    return sparse_ms < sdpa_rates.milliseconds(**work, width=width, backward=backward)
+
+
+def _run_intervals(inputs: AttentionInputs, rows: RowIntervals | None) -> Tensor:
+    """Run the kernel of row intervals; `rows` is None while a graph is compiled, which computes them."""
+    assert isinstance(inputs.normalizer, Softmax)
+    dot = inputs.scores.as_dot(inputs.q)
+    assert dot is not None
+    (q, scale), lead = dot, inputs.q.shape[:-3]
+    scale = scale / inputs.normalizer.temperature
+    k, v = inputs.k, inputs.v
+    bias = None if inputs.bias is None else _bias_bhts(inputs, lead)
+    if len(lead) != 1:
+        q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
+    if rows is not None:
+        out = attend_intervals(q, k, v, bias, rows, scale)
+    else:
+        intervals = usable_intervals(inputs)
+        assert intervals is not None
+        out = attend_intervals_in_graph(q, k, v, bias, intervals, inputs.query_offset, scale)
+    return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
+
+
+def _bias_bhts(inputs: AttentionInputs, lead: torch.Size) -> Tensor:
+    """Return the bias with four dimensions, divided by the temperature."""
+    bias = inputs.scaled_bias()
+    if len(lead) != 1 and bias.requires_grad:
+        bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
+    return mask_to_bhts(bias, lead)
 
 
 def may_be_faster(inputs: AttentionInputs) -> bool:

@@ -193,18 +193,7 @@ class Plan:
         """Return the work of the fused kernel for the same call: all pairs, and the leaves of the mask as tensors.
 
         `device` is the device of the call, if it differs from the plan's."""
-        pairs = float(self.T * self.S)
-        if not self.mask.depends_on_query:
-            return {"dense": heads * pairs}
-        parts = [leaf for leaf, _ in leaves(self.mask)]
-        device_type = (device or self.device).type
-        return {
-            "masked": heads * pairs,
-            "leaves": len(parts),
-            "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
-            "moved": sum(leaf.device is not None and leaf.device.type != device_type for leaf in parts),
-            "remainders": pairs * sum(isinstance(leaf, Dilated) for leaf in parts),
-        }
+        return sdpa_work(self.mask, self.T, self.S, heads, device or self.device)
 
     # -- display ------------------------------------------------------------------------------------------------------
 
@@ -218,6 +207,21 @@ class Plan:
 
     def __str__(self) -> str:
         return self.explain()
+
+
+def sdpa_work(mask: Mask, T: int, S: int, heads: int, device: torch.device) -> dict[str, float]:
+    """Return the work of the fused kernel under a mask, the keyword arguments of `Rates.milliseconds`."""
+    pairs = float(T * S)
+    if not mask.depends_on_query:
+        return {"dense": heads * pairs}
+    parts = [leaf for leaf, _ in leaves(mask)]
+    return {
+        "masked": heads * pairs,
+        "leaves": len(parts),
+        "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
+        "moved": sum(leaf.device is not None and leaf.device.type != device.type for leaf in parts),
+        "remainders": pairs * sum(isinstance(leaf, Dilated) for leaf in parts),
+    }
 
 
 def plan(

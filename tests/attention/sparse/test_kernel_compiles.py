@@ -18,7 +18,9 @@ from clearhead.masks import allow, blocks, causal, documents, every, prefix, sca
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from clearhead.attention.sparse import triton_backward, triton_forward
+from clearhead.attention.sparse import interval_launch, triton_backward, triton_forward, triton_row_intervals
+from clearhead.attention.sparse.fast_launch import FastLaunch
+from clearhead.attention.sparse.row_intervals import RowIntervals, encode, ids_of, intervals_of
 from tests.support.kernel_compilation import (
     H100_REGISTERS,
     H100_SHARED_MEMORY,
@@ -92,6 +94,86 @@ def test_forward_kernel_occupancy(compiled_kernels, mask, bias, min_blocks):
     (kernel,) = (kernel for kernel in compiled_kernels if kernel.kernel == "forward_kernel")
     assert kernel.spilled == 0
     assert kernel.blocks_per_multiprocessor >= min_blocks
+
+
+INTERVAL_KERNELS = {
+    interval_launch: ("FORWARD", "QUERY", "KEY"),
+    triton_row_intervals: ("DOCUMENT_TABLE", "ROW_INTERVALS"),
+}
+
+
+def run_interval_kernels(mask, dtype, D, T, batch=2, bias=None):
+    """Launch all kernels of row intervals for random data."""
+    conditions = encode(intervals_of(mask), torch.device("cpu"))
+    bounds = triton_row_intervals.launch_row_intervals(conditions, T, T, 0, torch.device("cpu"))
+    rows = RowIntervals(bounds, ids_of(conditions.numbers, conditions.tensors), 0)
+    q, grad = (torch.randn(batch, 2, T, D).to(dtype) for _ in range(2))
+    k, v = (torch.randn(batch, 1, T, D).to(dtype) for _ in range(2))
+    added = None if bias is None else torch.randn(1, 2, T, T).to(bias)
+    call = interval_launch.IntervalCall(q, k, v, added, rows, 0.125)
+    out, lse = interval_launch.interval_forward(call)
+    interval_launch.interval_backward(call, grad, out, lse)
+
+
+@pytest.mark.parametrize(
+    ("mask", "dtype", "D", "bias", "max_spilled"),
+    [
+        (causal() & documents(torch.arange(T) // 47), torch.bfloat16, 64, None, 128),
+        (causal() | prefix(9), torch.float16, 128, torch.float32, 256),
+    ],
+    ids=["documents", "union with bias"],
+)
+def test_interval_kernels_compile_as_launched(monkeypatch, mask, dtype, D, bias, max_spilled):
+    compiled_kernels: list[Resources] = []
+    for module, names in INTERVAL_KERNELS.items():
+        for name in names:
+            kernel = CompilingKernel(getattr(module, name).kernel, compiled_kernels)
+            monkeypatch.setattr(module, name, FastLaunch(kernel))
+    run_interval_kernels(mask, dtype, D, T, bias=bias)
+    kernels = {kernel.kernel for kernel in compiled_kernels}
+    assert {
+        "interval_forward_kernel",
+        "interval_query_kernel",
+        "interval_key_kernel",
+        "row_intervals_kernel",
+    } <= kernels
+    for kernel in compiled_kernels:
+        assert kernel.shared <= H100_SHARED_MEMORY
+        assert kernel.spilled <= max_spilled, kernel
+
+
+class RecordingKernel:
+    """Replaces a kernel: a launch records everything by which Triton selects a compiled kernel."""
+
+    def __init__(self, kernel, selections):
+        self.kernel, self.selections = kernel, selections
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(self, *args, **options):
+        selection: list[object] = [self.kernel.__name__, *sorted(options.items())]
+        for parameter, value in zip(self.kernel.params, args, strict=True):
+            if isinstance(value, torch.Tensor):
+                selection.append(value.dtype)
+            elif parameter.is_constexpr or not (parameter.do_not_specialize or isinstance(value, float)):
+                selection.append((parameter.name, value))
+        self.selections.add(tuple(selection))
+
+
+def test_interval_kernels_are_not_compiled_again_for_new_sizes(monkeypatch):
+    """Length, batch and data change what a kernel computes, but not which compiled kernel runs."""
+    selections: set[tuple[object, ...]] = set()
+    for module, names in INTERVAL_KERNELS.items():
+        for name in names:
+            kernel = RecordingKernel(getattr(module, name).kernel, selections)
+            monkeypatch.setattr(module, name, FastLaunch(kernel))
+    generator = torch.Generator().manual_seed(403)
+    for number in range(50):
+        T = int(torch.randint(1, 700, (1,), generator=generator))
+        ids = torch.randint(0, 50, (T,), generator=generator).eq(0).cumsum(-1)
+        run_interval_kernels(causal() & documents(ids), torch.float32, 16, T, batch=1 + number % 3)
+    assert len(selections) == 5  # one per kernel
 
 
 def test_large_blocks_fit_shared_memory_and_registers(compiled_kernels):

@@ -1,0 +1,157 @@
+"""Launch the kernels of `triton_intervals`: tile sizes, strides and constants of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from operator import or_
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.sparse.fast_launch import FastLaunch
+from clearhead.attention.sparse.launch import padded_width, unit_stride
+from clearhead.attention.sparse.row_intervals import RowIntervals
+from clearhead.attention.sparse.triton_intervals import (
+    interval_forward_kernel,
+    interval_key_kernel,
+    interval_query_kernel,
+)
+from clearhead.attention.sparse.triton_row_intervals import batch_stride, unit_stride_ids
+
+FORWARD = FastLaunch(interval_forward_kernel)
+QUERY = FastLaunch(interval_query_kernel)
+KEY = FastLaunch(interval_key_kernel)
+
+
+@dataclass(frozen=True)
+class IntervalTile:
+    """Rows of a block, columns of a tile, warps and pipeline stages of a kernel."""
+
+    M: int
+    N: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> tuple[tuple[str, int], ...]:
+        """Options of the compilation."""
+        return ("num_warps", self.warps), ("num_stages", self.stages)
+
+
+@dataclass(frozen=True)
+class IntervalTiles:
+    """The tiles of the forward kernel and of the gradients of queries and keys."""
+
+    forward: IntervalTile
+    query: IntervalTile
+    key: IntervalTile
+
+
+@lru_cache
+def interval_tiles_for(dtype: torch.dtype, width: int, has_bias: bool) -> IntervalTiles:
+    """Return tile sizes that fit the registers and shared memory of a current GPU, measured on an H200."""
+    if dtype == torch.float32:
+        tile = IntervalTile(64, 32, 4, 2) if width <= 64 else IntervalTile(32, 32, 4, 1)
+        return IntervalTiles(tile, tile, tile)
+    if width <= 64:
+        if has_bias:
+            return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 2))
+        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(64, 64, 4, 3), IntervalTile(64, 64, 4, 2))
+    if width <= 128:
+        if has_bias:
+            return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 16, 4, 2))
+        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3), IntervalTile(64, 32, 4, 3))
+    return IntervalTiles(IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 1), IntervalTile(32, 32, 4, 1))
+
+
+class IntervalCall:
+    """The arguments that the kernels of a call have in common.
+
+    Args:
+        q: Queries, (B, H, T, D).
+        k: Keys, (B, K, S, D).
+        v: Values, (B, K, S, E).
+        bias: Added to the scores, or None.
+        rows: The intervals of the mask.
+        scale: Scale of the scores."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: RowIntervals, scale: float) -> None:
+        self.q, self.k, self.v = unit_stride(q), unit_stride(k), unit_stride(v)
+        self.B, self.H, self.T, self.D = q.shape
+        self.K, self.S, self.E = k.shape[1], k.shape[2], v.shape[3]
+        self.rows = rows
+        self.scale = scale
+        self.has_bias = bias is not None
+        self.bias = self.q if bias is None else bias.expand(self.B, self.H, self.T, self.S)
+        self.bias_strides = (0, 0, 0, 0) if bias is None else self.bias.stride()
+        first, second = rows.ids[0], rows.ids[1] if len(rows.ids) > 1 else None
+        self.ids = [self.q if x is None else unit_stride_ids(x) for x in (first, second)]
+        self.ids_strides = [0 if x is None else batch_stride(x) for x in (first, second)]
+        self.has_ids = first is not None, second is not None
+        self.tiles = interval_tiles_for(q.dtype, max(self.D, self.E), self.has_bias)
+        self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
+
+    def launch(
+        self,
+        kernel: FastLaunch,
+        tile: IntervalTile,
+        tensors: tuple[Tensor, ...],
+        strided: tuple[Tensor, ...],
+        by_key: bool,
+    ) -> None:
+        """Launch a kernel.
+
+        Args:
+            kernel: The kernel.
+            tile: Its tile sizes.
+            tensors: Its tensors, without the intervals and the ids.
+            strided: The tensors whose strides are its arguments, in order.
+            by_key: Whether rows are keys."""
+        n_rows, heads = (self.S, self.K) if by_key else (self.T, self.H)
+        bounds = self.rows.bounds
+        n_blocks = -(-n_rows // tile.M)
+        strides = [stride for x in strided for stride in x.stride()[:3]]
+        align = 16 if not reduce(or_, strides) % 16 else 8 if not reduce(or_, strides) % 8 else 1
+        strides = [stride // align for stride in strides]
+        patterns_stride = bounds.stride(0) if bounds.shape[0] > 1 else 0
+        kernel(
+            (n_blocks * self.B * heads, 1, 1),
+            (*tensors, bounds, *self.ids),
+            (
+                *strides, *self.bias_strides, self.scale, self.T, self.S, self.H, self.H // self.K,
+                self.rows.query_offset, n_blocks, patterns_stride, *self.ids_strides,
+            ),
+            (
+                self.D, self.E, padded_width(self.D), padded_width(self.E), tile.M, tile.N, len(self.rows.ids),
+                *self.has_ids, self.has_bias, align, self.precision,
+            ),
+            tile.options,
+        )  # fmt: skip
+
+
+def interval_forward(call: IntervalCall) -> tuple[Tensor, Tensor]:
+    """Return the output (B, H, T, E) and the log-sum-exp (B, H, T) in float32."""
+    q, k, v = call.q, call.k, call.v
+    # In the layout of the queries, so that merging the heads again needs no copy.
+    out = (
+        torch.empty_like(q) if call.D == call.E else torch.empty((*q.shape[:3], call.E), dtype=q.dtype, device=q.device)
+    )
+    lse = torch.empty((call.B, call.H, call.T), dtype=torch.float32, device=q.device)
+    if out.numel():
+        call.launch(FORWARD, call.tiles.forward, (q, k, v, out, lse, call.bias), (q, k, v, out), False)
+    return out, lse
+
+
+def interval_backward(call: IntervalCall, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v."""
+    q, k, v = call.q, call.k, call.v
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    if not (out.numel() and k.numel()):
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    grad, delta = unit_stride(grad), torch.empty_like(lse)
+    strided = q, k, v, out, grad, dq
+    call.launch(QUERY, call.tiles.query, (*strided, lse, delta, call.bias), strided, False)
+    strided = q, k, v, grad, dk, dv
+    call.launch(KEY, call.tiles.key, (*strided, lse, delta, call.bias), strided, True)
+    return dq, dk, dv

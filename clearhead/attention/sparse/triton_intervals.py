@@ -1,0 +1,381 @@
+"""Sparse attention in Triton for masks in which each row sees an interval of columns, or two.
+
+Each program computes one block of rows of one head. It reduces the intervals of its rows (`RowIntervals`) to the
+columns that some row sees, and to those that all rows see, and iterates over tiles of consecutive columns. A single
+loop covers all tiles, so that loads run ahead of the products; only tiles that not all rows see are tested. In the
+forward kernel and the gradient of the queries, rows are queries; in the gradients of keys and values, rows are keys and
+columns are queries. There are no atomic additions, so results repeat bit for bit.
+
+Letters: M rows of a block, N columns of a tile, R intervals per row, D and E the widths of keys and values, DP and EP
+these widths rounded up to a power of two. Strides are in units of ALIGN elements. Scores are in base-2 units inside the
+kernels; the stored log-sum-exp is natural."""
+
+# Triton's functions have no Python types: their arguments are pointers and tiles.
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from clearhead.attention.sparse.row_intervals import TESTED
+from clearhead.attention.sparse.triton_forward import LARGEST, LN2, LOG2E, _matmul_transposed
+
+_TESTED = tl.constexpr(TESTED)
+_SIZES = ["T", "S", "H", "groups", "query_offset", "n_blocks", "patterns_stride", "ids_stride", "ids2_stride"]
+_STRIDES = [
+    "sqb", "sqh", "sqt", "skb", "skh", "sks", "svb", "svh", "svs", "sob", "soh", "sot", "sgb", "sgh", "sgt",
+    "sdb", "sdh", "sdt", "sxb", "sxh", "sxs", "syb", "syh", "sys", "sbb", "sbh", "sbt", "sbs",
+]  # fmt: skip
+
+
+def _unspecialized(function):
+    """Mark the sizes and strides among the parameters of a kernel, which vary from call to call."""
+    constants = function.__annotations__
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    varying = [name for name in parameters if name in {*_SIZES, *_STRIDES, "scale"} and name not in constants]
+    return triton.jit(do_not_specialize=varying)(function)
+
+
+@triton.jit
+def _load_bounds(bounds, width, row, valid):
+    """Return first and end column of rows, and whether their pairs need a test by ids."""
+    low = tl.load(bounds + row, mask=valid, other=0)
+    high = tl.load(bounds + width + row, mask=valid, other=0)
+    tested = low >= _TESTED
+    return tl.where(tested, low - _TESTED, low), high, tested
+
+
+@triton.jit
+def _hull(low, high, tested, valid):
+    """Return the columns that some row sees, [start, stop), and those that all rows see without a test."""
+    is_empty = low >= high
+    stop = tl.max(high, 0)
+    start = tl.minimum(tl.min(tl.where(is_empty, _TESTED, low), 0), stop)
+    full_start = tl.max(tl.where(valid, low, 0), 0)
+    full_stop = tl.min(tl.where(valid, tl.where(tested, 0, high), _TESTED), 0)
+    return start, stop, full_start, tl.maximum(full_stop, full_start)
+
+
+@triton.jit
+def _tiles(start, stop, full_start, full_stop, N: tl.constexpr):
+    """Return the number of tiles of a range, and the first and end tile that need no test."""
+    first_full = (tl.maximum(full_start, start) - start + N - 1) // N
+    end_full = (full_stop - start) // N
+    return (stop - start + N - 1) // N, first_full, end_full
+
+
+@triton.jit
+def _order(start, stop, full_start, full_stop, start2, stop2, full_start2, full_stop2, N: tl.constexpr):
+    """Return the hulls of two intervals as disjoint ranges; the first one contains the full columns.
+
+    Ranges less than a tile apart become one, because the last tile of a range may extend beyond it."""
+    is_swapped = full_stop2 - full_start2 > full_stop - full_start
+    a_start, a_stop = tl.where(is_swapped, start2, start), tl.where(is_swapped, stop2, stop)
+    b_start, b_stop = tl.where(is_swapped, start, start2), tl.where(is_swapped, stop, stop2)
+    full_start = tl.where(is_swapped, full_start2, full_start)
+    full_stop = tl.where(is_swapped, full_stop2, full_stop)
+    has_a, has_b = a_start < a_stop, b_start < b_stop
+    is_near = has_a & has_b & (b_start < a_stop + N) & (a_start < b_stop + N)
+    takes_b = has_b & (~has_a | is_near)
+    start = tl.where(takes_b, tl.where(has_a, tl.minimum(a_start, b_start), b_start), a_start)
+    stop = tl.where(takes_b, tl.where(has_a, tl.maximum(a_stop, b_stop), b_stop), a_stop)
+    b_stop = tl.where(takes_b, b_start, b_stop)
+    return start, stop, full_start, full_stop, b_start, b_stop
+
+
+@triton.jit
+def _plan_tiles(low, high, tested, low2, high2, tested2, valid, N: tl.constexpr, R: tl.constexpr):
+    """Return the ranges of a block's columns in tiles.
+
+    These are the start of the first range and its number of tiles, the start of the second range, the number of all
+    tiles, and the first and end tile that need no test."""
+    start, stop, full_start, full_stop = _hull(low, high, tested, valid)
+    start2 = stop
+    n_second = start * 0
+    if R == 2:
+        start2, stop2, full_start2, full_stop2 = _hull(low2, high2, tested2, valid)
+        start, stop, full_start, full_stop, start2, stop2 = _order(
+            start, stop, full_start, full_stop, start2, stop2, full_start2, full_stop2, N
+        )
+        n_second = (stop2 - start2 + N - 1) // N
+    n_first, first_full, end_full = _tiles(start, stop, full_start, full_stop, N)
+    return start, n_first, start2, n_first + n_second, first_full, end_full
+
+
+@triton.jit
+def _tile_start(t, start, n_first, start2, N: tl.constexpr, R: tl.constexpr):
+    """Return the first column of tile t."""
+    at = start + t * N
+    if R == 2:
+        at = tl.where(t < n_first, at, start2 + (t - n_first) * N)
+    return at
+
+
+@triton.jit
+def _is_visible(column, low, high, tested, ids, row_ids, n_columns, column_offset, HAS_IDS: tl.constexpr):
+    """Return (M, N): whether rows see columns, by one interval."""
+    visible = (column[None, :] >= low[:, None]) & (column[None, :] < high[:, None])
+    if HAS_IDS:  # noqa: SIM102 (a constant)
+        if tl.max(tested.to(tl.int32), 0) > 0:
+            column_ids = tl.load(ids + column_offset + column, mask=column < n_columns, other=-1)
+            visible = visible & ((row_ids[:, None] == column_ids[None, :]) | ~tested[:, None])
+    return visible
+
+
+@triton.jit
+def _load_block(
+    bounds, width, ids, ids2, row, valid, row_offset,
+    R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr,
+):  # fmt: skip
+    """Return the intervals and ids of a block's rows; the second ones equal the first if R = 1."""
+    low, high, tested = _load_bounds(bounds, width, row, valid)
+    row_ids = low
+    if HAS_IDS:
+        row_ids = tl.load(ids + row_offset + row, mask=valid, other=-1)
+    low2, high2, tested2, row_ids2 = low, high, tested, low
+    if R == 2:
+        low2, high2, tested2 = _load_bounds(bounds + 2 * width, width, row, valid)
+        if HAS_IDS2:
+            row_ids2 = tl.load(ids2 + row_offset + row, mask=valid, other=-1)
+    return low, high, tested, row_ids, low2, high2, tested2, row_ids2
+
+
+@triton.jit
+def _hide(
+    s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, n_columns, column_offset,
+    R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr,
+):  # fmt: skip
+    """Return scores (M, N) with −inf where a row does not see a column."""
+    visible = _is_visible(column, low, high, tested, ids, row_ids, n_columns, column_offset, HAS_IDS)
+    if R == 2:
+        visible = visible | _is_visible(
+            column, low2, high2, tested2, ids2, row_ids2, n_columns, column_offset, HAS_IDS2
+        )
+    return tl.where(visible, s, float("-inf"))
+
+
+@triton.jit
+def _load_rows(base, first, n_rows, stride, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Load rows first … first + M − 1 of a matrix of width D as (M, DP); rows beyond the end repeat the last one."""
+    r = tl.minimum(tl.arange(0, M), n_rows - 1 - first)
+    d = tl.arange(0, DP)
+    at = base + first.to(tl.int64) * stride + (r[:, None] * stride + d[None, :])
+    if D == DP:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(d < D)[None, :] & (r < n_rows)[:, None], other=0.0)
+
+
+@triton.jit
+def _store_rows(base, first, n_rows, stride, value, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Store (M, DP) to rows first … first + M − 1 of a matrix of width D."""
+    r = tl.arange(0, M)
+    d = tl.arange(0, DP)
+    at = base + first.to(tl.int64) * stride + r[:, None] * stride + d[None, :]
+    tl.store(at, value.to(base.dtype.element_ty), mask=(first + r < n_rows)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def _with_bias(s, bias, scale):
+    """Return scores s (M, N) times their scale, plus a bias in float32; see `triton_forward._add_bias`."""
+    bias = bias.to(tl.float32)
+    return s * scale + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
+
+
+@triton.jit
+def _shift(lse, HAS_BIAS: tl.constexpr):
+    """Return the log-sum-exp in base-2 units, or in natural units if there is a bias; +inf for an empty row."""
+    return tl.where(lse == float("-inf"), float("inf"), lse if HAS_BIAS else lse * LOG2E)
+
+
+@triton.jit
+def _weights(s, c, shift, HAS_BIAS: tl.constexpr):
+    """Return the softmax weights of scores s; see `triton_backward._softmax_weights`."""
+    return tl.math.exp2(tl.minimum((s - shift) * c, 0.0)) if HAS_BIAS else tl.math.exp2(s * c - shift)
+
+
+@_unspecialized
+def interval_forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, bounds_ptr, ids_ptr, ids2_ptr,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sbb, sbh, sbt, sbs,
+    scale, T, S, H, groups, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr, ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute out and log-sum-exp of a block of queries."""
+    pid = tl.program_id(0)
+    bh = pid // n_blocks
+    first = (n_blocks - 1 - pid % n_blocks) * M  # under a causal mask, the last queries see most
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    row = first + tl.arange(0, M)
+    valid = row < T
+    ids = ids_ptr + b * ids_stride
+    ids2 = ids2_ptr + b * ids2_stride
+    low, high, tested, row_ids, low2, high2, tested2, row_ids2 = _load_block(
+        bounds_ptr + b * patterns_stride, T + S, ids, ids2, row, valid, query_offset, R, HAS_IDS, HAS_IDS2
+    )
+    start, n_first, start2, n_tiles, first_full, end_full = _plan_tiles(
+        low, high, tested, low2, high2, tested2, valid, N, R
+    )
+    q = _load_rows(q_ptr + (b * sqb + h * sqh) * ALIGN, first, T, sqt * ALIGN, M, D, DP)
+    k_base = k_ptr + (b * skb + h // groups * skh) * ALIGN
+    v_base = v_ptr + (b * svb + h // groups * svh) * ALIGN
+    bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt
+    row_max = tl.full([M], float("-inf"), tl.float32)
+    denominator = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, EP], tl.float32)
+    c = LOG2E if HAS_BIAS else scale * LOG2E
+    for t in range(n_tiles):
+        at = _tile_start(t, start, n_first, start2, N, R)
+        column = at + tl.arange(0, N)
+        k = _load_rows(k_base, at, S, sks * ALIGN, N, D, DP)
+        s = _matmul_transposed(q, k, PRECISION)
+        if HAS_BIAS:
+            in_bias = valid[:, None] & (column < S)[None, :]
+            s = _with_bias(s, tl.load(bias_row + column[None, :].to(tl.int64) * sbs, mask=in_bias, other=0.0), scale)
+        if (t < first_full) | (t >= end_full):
+            s = _hide(
+                s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, S, 0,
+                R, HAS_IDS, HAS_IDS2,
+            )  # fmt: skip
+        # With a bias of 1e38 the rounding error of a product exceeds any exponent, so subtract first.
+        new = tl.maximum(row_max, tl.max(s, 1) if HAS_BIAS else tl.max(s, 1) * c)
+        base = tl.where(new == float("-inf"), 0.0, new)  # a row may have no visible column so far
+        p = tl.math.exp2((s - base[:, None]) * c if HAS_BIAS else s * c - base[:, None])
+        alpha = tl.math.exp2((row_max - base) * c if HAS_BIAS else row_max - base)
+        denominator = denominator * alpha + tl.sum(p, 1)
+        v = _load_rows(v_base, at, S, svs * ALIGN, N, E, EP)
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+        row_max = new
+    is_empty = denominator == 0.0
+    out = acc / tl.where(is_empty, 1.0, denominator)[:, None]
+    _store_rows(o_ptr + (b * sob + h * soh) * ALIGN, first, T, sot * ALIGN, out, M, E, EP)
+    lse = row_max * (1.0 if HAS_BIAS else LN2) + tl.log(tl.where(is_empty, 1.0, denominator))
+    tl.store(lse_ptr + bh.to(tl.int64) * T + row, tl.where(is_empty, float("-inf"), lse), mask=valid)
+
+
+@_unspecialized
+def interval_query_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, dq_ptr, lse_ptr, delta_ptr, bias_ptr, bounds_ptr, ids_ptr, ids2_ptr,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt, sbs,
+    scale, T, S, H, groups, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr, ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of a block of queries, and store Σ out · grad for the key kernel."""
+    pid = tl.program_id(0)
+    bh = pid // n_blocks
+    first = (n_blocks - 1 - pid % n_blocks) * M
+    b = (bh // H).to(tl.int64)
+    h = (bh % H).to(tl.int64)
+    row = first + tl.arange(0, M)
+    valid = row < T
+    ids = ids_ptr + b * ids_stride
+    ids2 = ids2_ptr + b * ids2_stride
+    low, high, tested, row_ids, low2, high2, tested2, row_ids2 = _load_block(
+        bounds_ptr + b * patterns_stride, T + S, ids, ids2, row, valid, query_offset, R, HAS_IDS, HAS_IDS2
+    )
+    start, n_first, start2, n_tiles, first_full, end_full = _plan_tiles(
+        low, high, tested, low2, high2, tested2, valid, N, R
+    )
+    q = _load_rows(q_ptr + (b * sqb + h * sqh) * ALIGN, first, T, sqt * ALIGN, M, D, DP)
+    do = _load_rows(do_ptr + (b * sgb + h * sgh) * ALIGN, first, T, sgt * ALIGN, M, E, EP)
+    o = _load_rows(o_ptr + (b * sob + h * soh) * ALIGN, first, T, sot * ALIGN, M, E, EP)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    lse = tl.load(lse_ptr + bh.to(tl.int64) * T + row, mask=valid, other=float("-inf"))
+    shift = _shift(lse, HAS_BIAS)
+    tl.store(delta_ptr + bh.to(tl.int64) * T + row, delta, mask=valid)
+    k_base = k_ptr + (b * skb + h // groups * skh) * ALIGN
+    v_base = v_ptr + (b * svb + h // groups * svh) * ALIGN
+    bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt
+    dq = tl.zeros([M, DP], tl.float32)
+    c = LOG2E if HAS_BIAS else scale * LOG2E
+    for t in range(n_tiles):
+        at = _tile_start(t, start, n_first, start2, N, R)
+        column = at + tl.arange(0, N)
+        k = _load_rows(k_base, at, S, sks * ALIGN, N, D, DP)
+        v = _load_rows(v_base, at, S, svs * ALIGN, N, E, EP)
+        s = _matmul_transposed(q, k, PRECISION)
+        dp = _matmul_transposed(do, v, PRECISION)
+        if HAS_BIAS:
+            in_bias = valid[:, None] & (column < S)[None, :]
+            s = _with_bias(s, tl.load(bias_row + column[None, :].to(tl.int64) * sbs, mask=in_bias, other=0.0), scale)
+        if (t < first_full) | (t >= end_full):
+            s = _hide(
+                s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, S, 0,
+                R, HAS_IDS, HAS_IDS2,
+            )  # fmt: skip
+        p = _weights(s, c, shift[:, None], HAS_BIAS)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    _store_rows(dq_ptr + (b * sdb + h * sdh) * ALIGN, first, T, sdt * ALIGN, dq * scale, M, D, DP)
+
+
+@_unspecialized
+def interval_key_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, bias_ptr, bounds_ptr, ids_ptr, ids2_ptr,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sxb, sxh, sxs, syb, syh, sys, sbb, sbh, sbt, sbs,
+    scale, T, S, H, groups, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr, ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of a block of keys and values, over all query heads that share them."""
+    pid = tl.program_id(0)
+    K = H // groups
+    bk = pid // n_blocks
+    first = pid % n_blocks * M  # under a causal mask, most queries see the first keys
+    b = (bk // K).to(tl.int64)
+    h_kv = (bk % K).to(tl.int64)
+    row = first + tl.arange(0, M)
+    valid = row < S
+    ids = ids_ptr + b * ids_stride
+    ids2 = ids2_ptr + b * ids2_stride
+    low, high, tested, row_ids, low2, high2, tested2, row_ids2 = _load_block(
+        bounds_ptr + b * patterns_stride + T, T + S, ids, ids2, row, valid, 0, R, HAS_IDS, HAS_IDS2
+    )
+    start, n_first, start2, n_tiles, first_full, end_full = _plan_tiles(
+        low, high, tested, low2, high2, tested2, valid, N, R
+    )
+    k = _load_rows(k_ptr + (b * skb + h_kv * skh) * ALIGN, first, S, sks * ALIGN, M, D, DP)
+    v = _load_rows(v_ptr + (b * svb + h_kv * svh) * ALIGN, first, S, svs * ALIGN, M, E, EP)
+    dk = tl.zeros([M, DP], tl.float32)
+    dv = tl.zeros([M, EP], tl.float32)
+    c = LOG2E if HAS_BIAS else scale * LOG2E
+    for g in range(groups):
+        h = h_kv * groups + g
+        q_base = q_ptr + (b * sqb + h * sqh) * ALIGN
+        do_base = do_ptr + (b * sgb + h * sgh) * ALIGN
+        lse_base = lse_ptr + (b * H + h) * T
+        delta_base = delta_ptr + (b * H + h) * T
+        bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbs
+        for t in range(n_tiles):
+            at = _tile_start(t, start, n_first, start2, N, R)
+            column = at + tl.arange(0, N)
+            q = _load_rows(q_base, at, T, sqt * ALIGN, N, D, DP)
+            do = _load_rows(do_base, at, T, sgt * ALIGN, N, E, EP)
+            shift = _shift(tl.load(lse_base + column, mask=column < T, other=float("-inf")), HAS_BIAS)
+            delta = tl.load(delta_base + column, mask=column < T, other=0.0)
+            s = _matmul_transposed(k, q, PRECISION)
+            if HAS_BIAS:
+                in_bias = valid[:, None] & (column < T)[None, :]
+                s = _with_bias(
+                    s, tl.load(bias_row + column[None, :].to(tl.int64) * sbt, mask=in_bias, other=0.0), scale
+                )
+            if (t < first_full) | (t >= end_full):
+                s = _hide(
+                    s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, T, query_offset,
+                    R, HAS_IDS, HAS_IDS2,
+                )  # fmt: skip
+            p = _weights(s, c, shift[None, :], HAS_BIAS)
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            dp = _matmul_transposed(v, do, PRECISION)
+            ds = p * (dp - delta[None, :])
+            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    _store_rows(dk_ptr + (b * sxb + h_kv * sxh) * ALIGN, first, S, sxs * ALIGN, dk * scale, M, D, DP)
+    _store_rows(dv_ptr + (b * syb + h_kv * syh) * ALIGN, first, S, sys * ALIGN, dv, M, E, EP)

@@ -1,0 +1,112 @@
+"""The Triton kernels of row intervals match the reference at tiny sizes, in Triton's interpreter on the CPU.
+
+Triton decides at import whether it interprets, so everything runs in a separate process, which prints the results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+CASES = [
+    # mask, (B, H, K, T, S, D, E), offset, dtype, bias
+    ("causal() & documents", (1, 2, 1, 133, 133, 16, 16), 0, "float32", False),
+    ("causal() & documents of a batch", (2, 2, 2, 41, 41, 16, 7), 0, "float16", True),
+    ("causal() & documents in pieces", (1, 2, 1, 41, 41, 16, 16), 0, "float32", False),
+    ("prefix per document", (1, 1, 1, 133, 133, 16, 16), 0, "float32", False),
+    ("documents and window", (2, 1, 1, 17, 53, 16, 16), 31, "float16", False),
+    ("left padding", (2, 1, 1, 61, 61, 24, 16), 0, "float32", True),
+    ("padding of queries and keys", (2, 1, 1, 61, 61, 16, 16), 0, "float16", False),
+    ("causal() & (window(30, 0) | prefix(4))", (1, 1, 1, 200, 200, 16, 16), 0, "float32", False),
+    ("prefix(9).T | window(3, 3)", (1, 2, 1, 61, 61, 16, 16), 0, "float16", True),
+    ("blocks(9) & ~causal()", (1, 1, 1, 61, 61, 128, 128), 0, "float16", False),
+]
+
+
+def mask_of(text, shape):
+    import torch
+
+    from clearhead.masks import causal, documents, padding, parse, window
+
+    B, _, _, _, N, _, _ = shape
+    generator = torch.Generator().manual_seed(N)
+    ids = torch.randint(0, 9, (N,), generator=generator).eq(0).cumsum(0)
+    pieces = torch.randint(-1, 4, (N,), generator=generator)
+    lengths, left = torch.arange(B) * 20 + 5, torch.arange(B) * 7 + 3
+    masks = {
+        "causal() & documents": lambda: causal() & documents(ids),
+        "causal() & documents of a batch": lambda: causal() & documents(torch.stack([ids, ids // 2])),
+        "causal() & documents in pieces": lambda: causal() & documents(pieces),
+        "prefix per document": lambda: causal() & documents(ids) | documents(torch.where(ids % 2 == 0, ids, -1)),
+        "documents and window": lambda: documents(ids) & window(9, 4),
+        "left padding": lambda: causal() & padding(lengths, left_pad=left),
+        "padding of queries and keys": lambda: padding(lengths) & padding(lengths).T,
+    }
+    return masks[text]() if text in masks else parse(text)
+
+
+def run_case(number):
+    """Return whether the planning kernels equal the torch operations, and the errors of out, dq, dk and dv."""
+    import torch
+
+    from clearhead.attention import attend
+    from clearhead.attention.sparse.interval_op import attend_intervals
+    from clearhead.attention.sparse.row_intervals import (
+        compute_row_intervals,
+        encode,
+        intervals_of,
+        row_intervals_torch,
+    )
+
+    text, shape, offset, dtype, has_bias = CASES[number]
+    mask, (B, H, K, T, S, D, E) = mask_of(text, shape), shape
+    generator = torch.Generator().manual_seed(number)
+    q, k, v, g = (
+        torch.randn(size, generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
+    )
+    bias = torch.randn(1, H, T, S, generator=generator) if has_bias else None
+    device = torch.device("cpu")
+    conditions = encode(intervals_of(mask), device)
+    rows = compute_row_intervals(conditions, T, S, offset, device)
+    planned = row_intervals_torch(conditions.numbers, conditions.tensors, T, S, offset, device)
+
+    def run(function, *inputs):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        out = function(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, g.to(out.dtype))]
+
+    fast = run(lambda q, k, v: attend_intervals(q, k, v, bias, rows, D**-0.5), q, k, v)
+    exact = run(
+        lambda q, k, v: attend(q, k, v, mask, bias=None if bias is None else bias.double(), query_offset=offset,
+                               impl="reference"),
+        *(x.double() for x in (q, k, v)),
+    )  # fmt: skip
+    errors = [float((a.double() - b).abs().max()) for a, b in zip(fast, exact, strict=True)]
+    return bool(torch.equal(planned, rows.bounds)), errors
+
+
+@pytest.fixture(scope="module")
+def results():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    script = "import json, test_triton_intervals as t; print(json.dumps([t.run_case(n) for n in range(len(t.CASES))]))"
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, env=environment | {"PYTHONPATH": f"{os.path.dirname(__file__)}:{os.getcwd()}"},
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case[0]) for case in CASES])
+def test_kernels_match_reference(results, number):
+    is_planned, errors = results[number]
+    assert is_planned
+    # Two roundings of the largest entries, which are about 5.
+    assert max(errors) <= (2e-5 if CASES[number][3] == "float32" else 1e-2)
