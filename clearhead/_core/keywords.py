@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from clearhead._core.validation import did_you_mean
 from clearhead.errors import KeywordError
 
-C = TypeVar("C", bound=Callable[..., Any])
+C = TypeVar("C", bound=Callable[..., object])
 
 # Keywords of PyTorch, transformers, nanoGPT and others, and ours: the first that the function has, or advice.
 CONVENTIONAL: dict[str, tuple[str, ...]] = {

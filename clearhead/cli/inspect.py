@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Table
 
@@ -30,6 +30,7 @@ from clearhead.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from clearhead.analysis.measures import ValueWeightedNorm
     from clearhead.analysis.views.attention_map import AttentionMap
     from clearhead.analysis.views.report import AttentionReport
 
@@ -229,7 +230,7 @@ def _measures(attention_map: AttentionMap) -> Table:
     return table(("head", "pattern", "score", "entropy", "distance"), head_table(attention_map))
 
 
-def _contributions(attention_map: AttentionMap, query: int | None) -> tuple[list[Any], str]:
+def _contributions(attention_map: AttentionMap, query: int | None) -> tuple[list[ValueWeightedNorm], str]:
     """Return the contribution of each key and head to one query, and a title."""
     from clearhead.analysis.measures import value_weighted_norms
 

@@ -27,7 +27,7 @@ from clearhead.errors import ConfigError, StorageError
 class _Console(Console):
     """A console that truncates nothing: a table that does not fit is printed as a list of rows."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, *objects: object, **options: Any) -> None:
         """Print objects; a single table is refitted to the width."""
         if len(objects) == 1 and isinstance(objects[0], Table):
             objects = (self._fitted(objects[0]),)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from clearhead._core.atomic_io import read_json, write_atomically
 from clearhead.data import files
@@ -104,7 +104,7 @@ class Shards:
         return list(accumulate(self.lengths))
 
     @cached_property
-    def _maps(self) -> list[Any]:
+    def _maps(self) -> list[np.ndarray]:
         import numpy as np
 
         dtype = np.dtype(self.dtype).newbyteorder("<")

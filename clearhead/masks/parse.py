@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, NoReturn
 
 from clearhead._core.validation import did_you_mean
 from clearhead.errors import ClearheadError, ParseError
@@ -73,7 +73,7 @@ def parse(text: str, /, **data: object) -> Mask:
 
 
 class _Parser:
-    def __init__(self, text: str, data: dict[str, Any]) -> None:
+    def __init__(self, text: str, data: Mapping[str, object]) -> None:
         self.text = text
         self.data = data
         self.tokens = self._tokenize()
@@ -163,7 +163,7 @@ class _Parser:
         if not self._skip("("):
             self._fail(f"expected ( after {owner}")
         arguments: dict[str, _Token] = {}
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         while not self._skip(")"):
             if arguments and not self._skip(",") and self.tokens[self.index].kind != "end":
                 self._fail(f"expected , or ) in the arguments of {owner}")
@@ -248,6 +248,6 @@ def _short_repr(name: str) -> str:
     return repr(name if len(name) <= 40 else name[:39] + "…")
 
 
-def _guess(name: str, names: Any) -> str:
+def _guess(name: str, names: Iterable[str]) -> str:
     near = did_you_mean(name, names, fallback="")
     return f"; {near}" if near else ""

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -285,7 +284,7 @@ def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    targets: dict[str, Any] = {name: tensor.detach() for name, tensor in into.items()}
+    targets: dict[str, Tensor] = {name: tensor.detach() for name, tensor in into.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a single process is used

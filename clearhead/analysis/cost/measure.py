@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -240,7 +239,7 @@ def compare_with_measured(predicted: Cost, machine: Machine, measured: dict[str,
 
 
 def measure(
-    subject: Any,
+    subject: object,
     *,
     tokens: Tokens = None,
     batch: int = 1,

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +146,7 @@ class ExecutionLog:
                 changes[end + 1 if storage.freed is None else min(storage.freed, end + 1)] -= storage.n_bytes
         return list(itertools.accumulate(changes[: end + 1]))
 
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[object, ...]:
         """Return a value that is equal for two executions of one module at different sizes."""
         return self.end, [record.name for record in self.ops], [storage.op for storage in self.storages]
 
@@ -251,10 +251,10 @@ class OpRecorder(TorchDispatchMode):
             self.track(buffer, name.rpartition(".")[0], "buffers", "buffer")
         self.log.blocks = list(blocks_of(model))
 
-        def push(path: str, *_: Any) -> None:
+        def push(path: str, *_: object) -> None:
             self.module_stack.append(path or root)
 
-        def pop(*_: Any) -> None:
+        def pop(*_: object) -> None:
             self.module_stack.pop()
 
         with observing_modules(model, push, pop):
@@ -337,7 +337,7 @@ def blocks_of(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _checkpointing(model: nn.Module, recompute_context: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def _checkpointing(model: nn.Module, recompute_context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
     """Checkpoint every block: only its input is saved, and it runs again in backward inside `recompute_context`."""
     blocks = list(blocks_of(model).values())
     if not blocks:
@@ -345,7 +345,7 @@ def _checkpointing(model: nn.Module, recompute_context: Callable[[], AbstractCon
             f"activation_checkpointing needs repeated layers in a list, and {type(model).__name__} has none"
         )
 
-    def run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(forward: Callable[..., object], *args: object, **kwargs: object) -> object:
         with recompute_context():
             return forward(*args, **kwargs)
 

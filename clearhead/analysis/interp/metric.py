@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
 from clearhead.errors import ConfigError, ShapeError
 
-Metric = Callable[[Tensor], Any]
+Metric = Callable[[Tensor], Tensor | float]
 """Maps logits, (B, T, V) or (B, classes), to one number."""
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +43,7 @@ class TorchLayerCall(AttentionCall):
 
     heads_merged: ClassVar[bool] = True
 
-    def __init__(self, layer: nn.MultiheadAttention, arguments: Mapping[str, Any], output: Tensor) -> None:
+    def __init__(self, layer: nn.MultiheadAttention, arguments: Kwargs, output: Tensor) -> None:
         self._layer = layer
         self._inputs: list[Tensor] = [to_padded(arguments[name]) for name in ("query", "key", "value")]
         self._padding: Tensor | None = arguments.get("key_padding_mask")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import torch
 
@@ -90,7 +88,7 @@ def ffn_bottleneck(t: Experiment) -> None:
 def ffn_mixes_features(t: Experiment) -> None:
     x, moved = exact.matrix("1 0; 0 1; 1 1"), exact.matrix("2 0; 0 1; 1 1")
 
-    def touched(before: Sequence[Any], after: Sequence[Any]) -> str:
+    def touched(before: exact.Matrix, after: exact.Matrix) -> str:
         """Return positions and features that differ."""
         cells = [(i, j) for i in range(3) for j in range(2) if before[i][j] != after[i][j]]
         where, which = (sorted({axis + 1 for axis in axes}) for axes in zip(*cells, strict=True))

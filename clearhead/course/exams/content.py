@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any
 
 from clearhead.course.exams.exam import Exam, ExamPart, ExamQuestion
 from clearhead.course.exercises import Worksheet, WorksheetStep, solve, variant
 from clearhead.course.exercises.problem import fill_text
 from clearhead.course.exercises.sheet import ExactGrid
+from clearhead.course.exercises.source import ProblemValues
 
 RULES = (
     "Write your answers in the spaces below the questions, and show how you arrived at them.",
@@ -168,7 +168,7 @@ def select_rows(step: WorksheetStep, part: ExamPart) -> WorksheetStep:
 
 def network_program(worksheet: Worksheet) -> str:
     """Return the layers of a convolution exercise as a PyTorch program whose linear layer has a wrong input width."""
-    problem: dict[str, Any] = worksheet.problem
+    problem: ProblemValues = worksheet.problem
     channels, lines, right = problem["input"][0], [], 0
     for layer, shape in zip(problem["layer"], worksheet.step("shapes").grid.cells[1:], strict=True):
         padding = layer.get("padding", 0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import sympy
 
@@ -19,10 +18,10 @@ from clearhead.course.exercises.grading_rules import as_rows, is_right, min_deci
 from clearhead.course.exercises.numbers import NumberError, read_number
 from clearhead.course.exercises.problem import solve_again
 from clearhead.course.exercises.sheet import ExactGrid, Worksheet, WorksheetStep
-from clearhead.course.exercises.source import ProblemSource
+from clearhead.course.exercises.source import ProblemSource, ProblemValues
 from clearhead.errors import ClearheadError
 
-Values = dict[str, Any]
+Values = ProblemValues
 
 
 def explain(worksheet: Worksheet, key: str, rows: list[list[object]]) -> str:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from clearhead.course.exercises.algebra import Matrix
 from clearhead.course.exercises.grading_rules import compare
 from clearhead.course.exercises.problem_types import PROBLEM_TYPES
 from clearhead.course.exercises.sheet import Worksheet, WorksheetBuilder
-from clearhead.course.exercises.source import MAX_BYTES, ProblemSource
+from clearhead.course.exercises.source import MAX_BYTES, ProblemSource, ProblemValues
 from clearhead.errors import StorageError
 
 COMMON = ("kind", "title", "source", "question", "remarks", "document", "mistake")
@@ -122,7 +121,7 @@ def _solve_source(source: ProblemSource, student_values: dict[str, Matrix]) -> W
 
 
 def solve_again(
-    worksheet: Worksheet, changes: dict[str, Any] | None = None, student_values: dict[str, Matrix] | None = None
+    worksheet: Worksheet, changes: ProblemValues | None = None, student_values: dict[str, Matrix] | None = None
 ) -> Worksheet:
     """Solve the problem again with changed values of its file, or continuing from a student's numbers.
 
@@ -152,7 +151,7 @@ def fill_text(text: str, worksheet: Worksheet) -> str:
     return _fill_values(text, worksheet.problem, worksheet.texts)
 
 
-def _fill_values(text: str, values: Mapping[str, Any], computed: Mapping[str, str]) -> str:
+def _fill_values(text: str, values: ProblemValues, computed: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         value_of_key = computed.get(match[1], values.get(match[1], values.get("given", {}).get(match[1])))
         if isinstance(value_of_key, list) and all(isinstance(item, int) for item in value_of_key):

@@ -11,6 +11,7 @@ from typing import Any
 
 from clearhead.course.exercises.algebra import Matrix, difference
 from clearhead.course.exercises.numbers import Number
+from clearhead.course.exercises.source import ProblemValues
 from clearhead.errors import ConfigError
 
 Cell = Any  # an exact number or a word
@@ -147,7 +148,7 @@ class WorksheetBuilder:
         """Add a step with the numbers and words that the problem states."""
         self.add("given", "Given", ExactGrid.of([[x] for x in values.values()], list(values), ["value"]), is_given=True)
 
-    def check(self, by: str, *pairs: tuple[Any, Any]) -> None:
+    def check(self, by: str, *pairs: tuple[Cell, Cell]) -> None:
         """Add a check with the largest difference between exact and computed numbers."""
         self.checks.append(NumericCheck(by, max((difference(*pair) for pair in pairs), default=0.0)))
 
@@ -168,7 +169,7 @@ class Worksheet:
     # Computed words for placeholders in texts about the problem.
     texts: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     # The values of the file, to solve it again.
-    problem: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    problem: ProblemValues = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def agrees(self) -> bool:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from clearhead._core.validation import did_you_mean
 from clearhead.course.exercises.numbers import Number, NumberError, read_number
@@ -23,6 +23,10 @@ _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _CLOSING = ("", "]", '"""', "'''")  # completes a prefix that ends inside a matrix or a string
 MAX_BYTES = 1_000_000
 MAX_SIDE = 64
+
+
+ProblemValues: TypeAlias = dict[str, Any]
+"""The content of a TOML file."""
 
 
 class ProblemError(ConfigError):
@@ -42,7 +46,7 @@ class ProblemSource:
     """One table of a problem file: its values and their path in the text `file` (None if it was not TOML)."""
 
     name: str
-    values: dict[str, Any]
+    values: ProblemValues
     file: str | None = field(default=None, repr=False)
     path: KeyPath = ()
 
@@ -208,7 +212,7 @@ def _line(text: str, path: KeyPath) -> int:
     return at
 
 
-def _parse_prefix(lines: list[str]) -> dict[str, Any] | None:
+def _parse_prefix(lines: list[str]) -> ProblemValues | None:
     """Return the values in the first lines of a file; None if they end inside a value."""
     for closing in _CLOSING:
         try:

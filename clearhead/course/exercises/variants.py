@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from clearhead._core.validation import check_int
 from clearhead.config import toml_document
@@ -18,7 +17,7 @@ from clearhead.course.exercises.problem_types import PROBLEM_TYPES
 from clearhead.course.exercises.random_values import RandomValues
 from clearhead.course.exercises.render.layout import bounded_text
 from clearhead.course.exercises.sheet import Worksheet, WorksheetStep
-from clearhead.course.exercises.source import ProblemError, ProblemSource
+from clearhead.course.exercises.source import ProblemError, ProblemSource, ProblemValues
 
 _SEEDS_PER_ROW = 100  # seeds that share a sequence of draws
 _MAX_DRAWS = 200
@@ -64,7 +63,7 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     )
 
 
-def _draws(source: ProblemSource, name: str, row: int) -> Iterator[dict[str, Any]]:
+def _draws(source: ProblemSource, name: str, row: int) -> Iterator[ProblemValues]:
     """Yield distinct values for the file, all different from the original."""
     vary = PROBLEM_TYPES[source.choice("kind", PROBLEM_TYPES)].vary
     previous = {repr(source.values)}

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ def gradient(harness: Harness, inputs: CallInputs) -> Tensor | None:
         leaf.append(inputs.x.to(harness.dtype).requires_grad_())
         inputs, tables = replace(inputs, x=leaf[0]), []
 
-    def start(module: nn.Module, args: Args, out: object) -> Any:
+    def start(module: nn.Module, args: Args, out: object) -> object:
         ids = args[0] if args else None
         if leaf or not isinstance(ids, Tensor) or not torch.equal(ids, inputs.x):
             return out

@@ -9,7 +9,7 @@ gradient, but W_V does. Everything is computed again with `attend` in float64 an
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sympy
 import torch
@@ -32,7 +32,7 @@ from clearhead.course.exercises.numbers import Number, as_float, evaluate, text
 from clearhead.course.exercises.problem_types.attention_setting import AttentionProblem, LossSpec, parse_attention
 from clearhead.course.exercises.random_values import RandomValues
 from clearhead.course.exercises.sheet import ExactGrid, WorksheetBuilder
-from clearhead.course.exercises.source import ProblemSource
+from clearhead.course.exercises.source import ProblemSource, ProblemValues
 
 KEYS = (
     "tokens", "x", "Q", "K", "V", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary",
@@ -89,7 +89,7 @@ def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     The order of words in the file is kept, so that sorted sequences stay sorted.
     """
     values = source.values
-    variant: dict[str, Any] = {key: rng.similar(values[key]) for key in ("x", "Q", "K", "V") if key in values}
+    variant: ProblemValues = {key: rng.similar(values[key]) for key in ("x", "Q", "K", "V") if key in values}
     if "weights" in values:
         variant["weights"] = {name: rng.similar(matrix) for name, matrix in values["weights"].items()}
     vectors = source.table("embeddings").values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import sympy
 
@@ -12,7 +11,7 @@ from clearhead.course.exercises.numbers import N, Number
 from clearhead.course.exercises.problem_types.models import line_counts, meta_layer
 from clearhead.course.exercises.random_values import RandomValues
 from clearhead.course.exercises.sheet import ExactGrid, WorksheetBuilder
-from clearhead.course.exercises.source import MAX_SIDE, KeyPath, ProblemSource
+from clearhead.course.exercises.source import MAX_SIDE, KeyPath, ProblemSource, ProblemValues
 from clearhead.errors import ClearheadError
 
 _MAX_GRAPH_NODES = 20_000
@@ -145,7 +144,7 @@ def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     ]
 
 
-def vary_cost(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+def vary_cost(source: ProblemSource, rng: RandomValues) -> ProblemValues:
     heads = rng.randint(2, 16) if source.integer("heads", 1) > 1 else 1
     variant = {"heads": heads, "d_model": heads * 8 * rng.randint(2, 16) * (1 if heads > 1 else 4)}
     variant |= {"bytes": rng.choice((2, 4, 8))} if heads > 1 else {}

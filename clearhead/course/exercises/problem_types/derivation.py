@@ -33,7 +33,7 @@ from clearhead.course.exercises.problem_types.models import MODELS
 from clearhead.course.exercises.random_values import RandomValues
 from clearhead.course.exercises.render.latex import symbol_in_latex, words
 from clearhead.course.exercises.sheet import ExactGrid, NumericCheck, WorksheetBuilder, WorksheetStep
-from clearhead.course.exercises.source import ProblemSource
+from clearhead.course.exercises.source import ProblemSource, ProblemValues
 
 KEYS = ("given", "titles", "symbols", "general", "needs", "vary", "step", "model")
 _STEP = ("key", "title", "symbol", "is", "formula", "latex", "note", "rows", "columns", "letters", "equals", "always",
@@ -100,7 +100,7 @@ def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     A rule is `keep`, `permutation`, a list of options, or a table with integers `from` and `to`, a denominator `over`
     and another input `times`.
     """
-    values: dict[str, Any] = {}
+    values: ProblemValues = {}
     rules = source.table("vary").values
     for name, value in source.table("given").values.items():
         rule = rules.get(name, "like")
@@ -117,7 +117,7 @@ def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     return {"given": values}
 
 
-def _draw_value(value: object, rule: dict[str, Any], rng: RandomValues, values: dict[str, Any]) -> object:
+def _draw_value(value: object, rule: ProblemValues, rng: RandomValues, values: ProblemValues) -> object:
     if isinstance(value, list):
         return [_draw_value(item, rule, rng, values) for item in value]
     scalar_value = sympy.Rational(rng.randint(rule["from"], rule["to"]), rule.get("over", 1))
