@@ -86,7 +86,7 @@ class World:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.size,))
-        for block in blocks_of(model):
+        for block in transformer_blocks(model):
             fully_shard(block, mesh=mesh)
         # Also after the last forward pass: a gathered copy must not hide parameters that change between steps.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
@@ -101,7 +101,7 @@ class World:
         return nullcontext()
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of all the model's stacks: the units of compilation, sharding and recomputation."""
     return [block for module in model.modules() for block in getattr(module, "blocks", ())]
 

@@ -21,7 +21,7 @@ from clearhead.nn import ExpertsFeedForward
 from clearhead.nn.modes import eval_mode, iter_modules
 from clearhead.ops.cuda_graph import CUDAGraphs, GraphBackend, GraphedCallable
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, blocks_of, local
+from clearhead.training.distributed import World, local, transformer_blocks
 from clearhead.training.objective import ModelWithLoss, Objective
 
 # Eager calls before the capture, in which compilers and libraries initialize.
@@ -78,7 +78,7 @@ class StepRunner:
         """Return the methods that compilation and activation checkpointing replace during a forward pass."""
         compiles, checkpoints = self._config.compile, self._config.activation_checkpointing
         dynamic = self._rows is None  # one graph then serves batches of every shape
-        blocks = blocks_of(self.model)
+        blocks = transformer_blocks(self.model)
         replacements = []
         for experts in self._experts if compiles else ():
             # Experts get a different number of tokens in every batch, which would need a graph each.

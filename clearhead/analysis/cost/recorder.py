@@ -249,7 +249,7 @@ class OpRecorder(TorchDispatchMode):
             self.track(x, path, "parameters", "parameter")
         for name, buffer in model.named_buffers():
             self.track(buffer, name.rpartition(".")[0], "buffers", "buffer")
-        self.log.blocks = list(blocks_of(model))
+        self.log.blocks = list(repeated_layers(model))
 
         def push(path: str, *_: object) -> None:
             self.module_stack.append(path or root)
@@ -325,21 +325,21 @@ def _accumulate_in_place(log: ExecutionLog) -> None:
 # ---------------------------------------------------------------------- activation checkpointing
 
 
-def blocks_of(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
+def repeated_layers(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
     """Return the repeated layers by path: the items of the outermost lists of modules of one type."""
     blocks: dict[str, nn.Module] = {}
     for name, child in model.named_children():
         layers = dict(child.named_children())
         is_list = isinstance(child, (nn.ModuleList, nn.Sequential)) and len({type(x) for x in layers.values()}) == 1
         prefix = f"{path}{name}."
-        blocks |= {f"{prefix}{n}": layer for n, layer in layers.items()} if is_list else blocks_of(child, prefix)
+        blocks |= {f"{prefix}{n}": layer for n, layer in layers.items()} if is_list else repeated_layers(child, prefix)
     return blocks
 
 
 @contextmanager
 def _checkpointing(model: nn.Module, recompute_context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
     """Checkpoint every block: only its input is saved, and it runs again in backward inside `recompute_context`."""
-    blocks = list(blocks_of(model).values())
+    blocks = list(repeated_layers(model).values())
     if not blocks:
         raise ConfigError(
             f"activation_checkpointing needs repeated layers in a list, and {type(model).__name__} has none"
