@@ -191,9 +191,9 @@ function article(i, live = true) {
     make("h2", {}, `${i}. ${step.name}`),
     live ? strip(section) : null,
     make("p", { class: "formula" }, step.formula), sizes,
-    make("p", { class: "why" }, step.explanation),
+    make("p", { class: "explanation" }, step.explanation),
     step.note ? make("p", { class: "remark" }, step.note) : null,
-    sourceLinks(step), step.module ? make("p", { class: "where made" }, step.module) : null,
+    sourceLinks(step), step.module ? make("p", { class: "module-path inputs" }, step.module) : null,
     make("div", { class: "values" }, ...values(step)));
 }
 function strip(section) {
@@ -208,7 +208,7 @@ const short = (step) => SHORT[step.role] ?? LABELS[step.role] ?? step.name;
 function sourceLinks(step) {
   if (!step.sources.length) return null;
   const links = step.sources.map((i) => make("button", { type: "button", onclick: () => go({ step: i }) }, `${i}. ${steps[i].name}`));
-  return make("p", { class: "made" }, "computed from ", ...links);
+  return make("p", { class: "inputs" }, "computed from ", ...links);
 }
 
 function values(step) {

@@ -24,7 +24,7 @@ from clearhead.course.claims.registry import (
     Outcome,
 )
 
-_CLASS = {HOLDS: "yes", HOLDS_CONDITIONALLY: "when", DOES_NOT_HOLD: "no", MISPRINT: "slip"}
+_CLASS = {HOLDS: "holds", HOLDS_CONDITIONALLY: "conditional", DOES_NOT_HOLD: "fails", MISPRINT: "misprint"}
 _LABEL = {
     HOLDS: "holds",
     HOLDS_CONDITIONALLY: "holds conditionally",
@@ -113,7 +113,7 @@ def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
     )
     head = "<th></th><th>statement</th><th>counter-example</th><th>say instead</th>"
     return (
-        '<div class="answers"><h2 id="wrong">What does not hold as printed</h2><table class="summary wrong"><thead>'
+        '<div class="answers"><h2 id="wrong">Statements that do not hold as printed</h2><table class="summary wrong"><thead>'
         f"<tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 

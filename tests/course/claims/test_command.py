@@ -130,8 +130,9 @@ def test_report_is_self_contained_page(outcomes):
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
     assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
-    for o, color in (("holds", "yes"), ("holds conditionally", "when"), ("does not hold", "no"), ("misprint", "slip")):
-        assert page.verdicts.count(color) == sum(x.verdict == o for x in outcomes.values())
+    classes = {"holds": "holds", "holds conditionally": "conditional", "does not hold": "fails", "misprint": "misprint"}
+    for verdict, name in classes.items():
+        assert page.verdicts.count(name) == sum(outcome.verdict == verdict for outcome in outcomes.values())
     for theme in {o.claim.theme for o in outcomes.values()}:
         assert f">{registry.THEMES[theme]}</h3>" in text
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.S):
