@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ViewResult(NamedTuple):
-    """What a view shows."""
+    """Settings of a view."""
 
     title: str
     document: JSONObject

@@ -38,7 +38,7 @@ class EncoderConfig(TextConfig):
         embedding_dim: Width of the embeddings, which are projected to d_model (ALBERT); None for d_model.
         share_layers: Whether all layers share the parameters of one block (ALBERT).
         n_classes: Number of classes of the head; 0 for none.
-        head: What the head predicts.
+        head: Predictions of the head.
             "sequence": classes of a text, by `classify`, which needs the pooler.
             "token": classes of each token, by `classify_tokens`.
             "span": the first and the last token of an answer, by `classify_tokens` with two classes.

@@ -238,7 +238,7 @@ def receptive_field(book, heads, layers, tokens):
 
 
 def inputs_of(sheet):
-    """What the sheet gives, by name: numbers, matrices, words."""
+    """Return the given values of a worksheet by name: numbers, matrices, words."""
     inputs = {}
     for step in sheet.steps:
         if step.is_given:

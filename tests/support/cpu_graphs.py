@@ -37,7 +37,7 @@ class CPUGraphs:
     """A graph backend whose captures leave other values than a run, as the kernels of a CUDA graph do not run then.
 
     Attributes:
-        log: What was called: "capture", "replay" and "side stream".
+        log: Names of the calls: "capture", "replay" and "side stream".
     """
 
     def __init__(self) -> None:

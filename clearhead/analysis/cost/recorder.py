@@ -77,7 +77,7 @@ def normalize_path(path: str) -> str:
 
 
 class TermKey(NamedTuple):
-    """What a term counts: "flops" or "bytes" of kernels, "parameters" or "saved" bytes; its phase; and its part."""
+    """Quantity of a term ("flops" or "bytes" of kernels, "parameters" or "saved" bytes), its phase, and its part."""
 
     quantity: str
     phase: str

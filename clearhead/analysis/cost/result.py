@@ -71,7 +71,7 @@ class MemoryCost:
         optimizer: State of AdamW, in training.
         activations: Tensors saved for backward.
         attention_weights_naive: The (T, S) attention weights of all layers in float32, as the reference builds them.
-        attention_statistics_fused: What the fused kernel saves instead.
+        attention_statistics_fused: Statistics that the fused kernel saves instead.
         kv_cache: A `KVCache` of this length. Not part of `peak`.
         peak: Peak of one training step, or of one forward pass without gradients.
         peak_op: The operator that runs at the peak.

@@ -22,7 +22,7 @@ class ModelInputs:
     """One input of a model, with the display forms of its tokens and outputs, and a title.
 
     Attributes:
-        args: What the model is called with.
+        args: Arguments of the model.
         tokens: Tokens of the positions; in an encoder-decoder, those of the decoder.
         name: Maps an output id to its display form.
         title: Short description.

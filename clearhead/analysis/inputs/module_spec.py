@@ -208,7 +208,7 @@ class ModuleSpec:
     Args:
         module: A module or a function.
         name: Name in reports.
-        inputs: What the module takes: `Ids`, `Embeddings` or `Values`.
+        inputs: Kind of its inputs: `Ids`, `Embeddings` or `Values`.
         run: Calls the module: `run(module, inputs)`. Default: `module(x)`, or `module(source, x)`.
         source: Second input of an encoder-decoder.
         mask: Mask of one layer: `causal()` for a language model, `full()` for a bidirectional one.

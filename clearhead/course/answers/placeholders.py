@@ -35,7 +35,7 @@ from clearhead.errors import ConfigError
 
 
 class Placeholders:
-    """Computes what the placeholders of one document's answers stand for.
+    """Computes the content of the placeholders in the answers of one document.
 
     Args:
         slug: Name of the course document, such as "ceng403-exam".

@@ -1,4 +1,4 @@
-"""What the papers say about themselves: questions, marks and points, counted."""
+"""Statements of the papers about themselves: numbers of questions, marks and points."""
 
 from __future__ import annotations
 

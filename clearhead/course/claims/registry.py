@@ -182,7 +182,7 @@ def claim(
     Args:
         source: The document, one of `DOCUMENTS`.
         location: Number of the question.
-        statement: What the document says, in our words, including what is wrong in it.
+        statement: The statement of the document in our words, with its errors.
         method: How the function tests the statement.
         condition: Continues "It holds when …" if the statement only holds under a condition.
         is_asserted: False if the document asks about the statement and does not assert it.

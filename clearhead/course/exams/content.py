@@ -29,7 +29,7 @@ class PaperPart:
 
     Attributes:
         label: Its letter, or "" if the question has only one part.
-        part: What is asked.
+        part: The part with its question.
         fields: Steps whose results are entered.
         options: Letters and texts of a multiple-choice question, in the order of this variant.
         correct: Letter of the correct option.

@@ -41,7 +41,7 @@ class ExamPart:
     """A part of a question, and the way it is answered.
 
     Attributes:
-        text: What is asked.
+        text: The question.
         points: Points; 0 if the parts of the question have no points of their own.
         steps: Steps of the exercise whose results are entered in tables; empty for an answer in words.
         marks: Lines of the mark scheme of the model answer that this part is marked by, counted from 1.

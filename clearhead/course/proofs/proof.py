@@ -53,7 +53,7 @@ class ProofPart:
     """A verified part of a proof.
 
     Attributes:
-        heading: What it shows.
+        heading: Heading.
         text: Words before the formulas.
         claim: The equation of an induction, or None.
         chains: Headings and lines; an induction has two chains, for its base and its step.
@@ -71,11 +71,11 @@ class Proof:
 
     Attributes:
         name: Name of the proof.
-        title: What is proved, as a heading.
-        statement: What is proved, in words and formulas.
-        definitions: Equations and what they define.
+        title: Heading.
+        statement: The proved statement, in words and formulas.
+        definitions: Equations, each with a description.
         parts: The parts in order.
-        conclusion: What follows, in words.
+        conclusion: Consequences, in words.
         symbols: Symbols of names whose symbol is not their name.
     """
 

@@ -76,7 +76,7 @@ class CourseDocument:
     Attributes:
         slug: Name on the command line, such as "ceng403-exam".
         name: Title of the document.
-        description: What the document contains, in one sentence.
+        description: Content of the document in one sentence.
         questions: Its questions, in order.
     """
 
