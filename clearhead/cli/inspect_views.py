@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ViewResult(NamedTuple):
-    """Settings of a view."""
+    """The content of a view: title, document for programs, and pictures."""
 
     title: str
     document: JSONObject

@@ -113,8 +113,8 @@ def _wrong(outcomes: Sequence[Outcome], numbers: dict[str, str]) -> str:
     )
     head = "<th></th><th>statement</th><th>counter-example</th><th>say instead</th>"
     return (
-        '<div class="answers"><h2 id="wrong">Statements that do not hold as printed</h2><table class="summary wrong"><thead>'
-        f"<tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        '<div class="answers"><h2 id="wrong">Statements that do not hold as printed</h2>'
+        f'<table class="summary wrong"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
 

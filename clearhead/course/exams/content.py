@@ -29,7 +29,7 @@ class PaperPart:
 
     Attributes:
         label: Its letter, or "" if the question has only one part.
-        part: The part with its question.
+        part: The part of the exam.
         fields: Steps whose results are entered.
         options: Letters and texts of a multiple-choice question, in the order of this variant.
         correct: Letter of the correct option.
