@@ -5,6 +5,7 @@ from __future__ import annotations
 from clearhead.attention.attend import attend
 from clearhead.attention.normalizers import GumbelSoftmax, HardMax, Softmax, StraightThrough
 from clearhead.attention.scores import Additive, Bilinear, Dot, Scaled, ScaledDot, SoftCapped
+from clearhead.attention.sinks import SinkSoftmax
 
 __all__ = [
     "Additive",
@@ -14,6 +15,7 @@ __all__ = [
     "HardMax",
     "Scaled",
     "ScaledDot",
+    "SinkSoftmax",
     "SoftCapped",
     "Softmax",
     "StraightThrough",

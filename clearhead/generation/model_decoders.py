@@ -111,6 +111,8 @@ def _decoder_only(
             raise ConfigError(
                 "this Decoder attends to a memory (cross_attention=True); pass the EncoderDecoder that it belongs to"
             )
+        if not unwrapped.config.lm_head:
+            raise ConfigError("this Decoder has no language-model head (lm_head=False), so it predicts no tokens")
     elif not isinstance(unwrapped.config.task, NextToken):
         raise ConfigError("this Recurrent classifies; expected one built with task=NextToken(), which predicts ids")
     rows = prompt_rows(prompt, unwrapped.config.vocab_size)
@@ -119,12 +121,14 @@ def _decoder_only(
         def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
             longest = max(len(row) for row in rows)
             cached = use_cache and (mask is None or is_causal(mask, longest, longest + max_new_tokens))
+            cached = cached and _rotates_equally(unwrapped, rows, max_new_tokens)
             if isinstance(unwrapped, Decoder) and _uses_fused_decoder(unwrapped, cached, engine):
                 return FusedDecoder(unwrapped, rows, max_new_tokens)
             cache = _new_cache(unwrapped, longest, max_new_tokens) if cached else None
             return _module_decoder_only(model, unwrapped, rows, cache)
 
-        return _bucket_by_length(rows, mask is None or is_translation_invariant(mask), make_decoder)
+        can_pad = (mask is None or is_translation_invariant(mask)) and _rotates_equally(unwrapped, rows, max_new_tokens)
+        return _bucket_by_length(rows, can_pad, make_decoder)
 
     table = getattr(unwrapped, "positions", None)
     longest = max(len(row) for row in rows)
@@ -133,6 +137,12 @@ def _decoder_only(
     for index, row in enumerate(rows):
         _check_max_positions(unwrapped, len(row), max_new_tokens, f"prompt {index}")
     return make_for_length(rows, max_new_tokens), rows
+
+
+def _rotates_equally(model: Decoder | Recurrent, rows: Sequence[Tensor], max_new_tokens: int) -> bool:
+    """Return whether rotary positions do not depend on the length, from the shortest prompt to the longest result."""
+    lengths = [len(row) for row in rows]
+    return not isinstance(model, Decoder) or model.config.rotates_equally(min(lengths), max(lengths) + max_new_tokens)
 
 
 def _encoder_decoder(

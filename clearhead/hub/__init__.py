@@ -18,18 +18,21 @@ if TYPE_CHECKING:
     from clearhead.hub.bundled import BUNDLED_FOLDER, cards, names
     from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenCandidate, nearest_pairs
     from clearhead.hub.evaluate import Evaluation, evaluate
+    from clearhead.hub.families import register_family
+    from clearhead.hub.family import Converter, Family, Field
     from clearhead.hub.generation_settings import GenerationSettings
     from clearhead.hub.pickles import Conversion, convert_pickle
     from clearhead.hub.pipelines import Pipeline, export, load, pipeline
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
     from clearhead.hub.text_generation import encode_chat
     from clearhead.hub.translate import Translation, translate, translations
+    from clearhead.hub.weight_map import WeightMap, block
 
 lazy(__name__)
 
 __all__ = [
-    "BUNDLED_FOLDER", "Answer", "Conversion", "Evaluation", "GenerationSettings", "Pipeline", "RecognizedSymbol",
-    "Segment", "StreamingRecognizer", "TaggedSpan", "TokenCandidate", "Transcript", "Translation", "cards",
-    "convert_pickle", "encode_chat", "evaluate", "export", "load", "names", "nearest_pairs", "pipeline", "transcribe",
-    "translate", "translations",
+    "BUNDLED_FOLDER", "Answer", "Conversion", "Converter", "Evaluation", "Family", "Field", "GenerationSettings",
+    "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer", "TaggedSpan", "TokenCandidate", "Transcript",
+    "Translation", "WeightMap", "block", "cards", "convert_pickle", "encode_chat", "evaluate", "export", "load",
+    "names", "nearest_pairs", "pipeline", "register_family", "transcribe", "translate", "translations",
 ]  # fmt: skip

@@ -88,7 +88,8 @@ def detect_family(source: CheckpointReader) -> Family:
         raise StorageError(f"{source.path}: model_type is {short_repr(name)}; expected a string")
     if name not in FAMILIES:
         raise StorageError(
-            f"{source.path} is a {short_repr(name)} model; known families are: {', '.join(sorted(FAMILIES))}"
+            f"{source.path} is a {short_repr(name)} model; known families are: {', '.join(sorted(FAMILIES))}; add "
+            "another with clearhead.hub.register_family, as the guide 'Load and export' shows"
         )
     return FAMILIES[name]
 

@@ -20,6 +20,7 @@ from clearhead._core.validation import short_repr
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, StorageError
 from clearhead.hub.weight_map import Shape, WeightMap, fits
+from clearhead.models.decoder import LOGIT_FIELDS
 
 # Keys of every transformers configuration that change no output of a forward pass: how to train, save, search or name.
 _EVERYWHERE = (
@@ -180,6 +181,8 @@ class Family:
             for part in self.converters:
                 fields |= part.read(keys)
             keys.reject_unused((*_EVERYWHERE, *self.ignored_keys))
+            if fields.get("lm_head") is False:
+                fields = {name: value for name, value in fields.items() if name not in LOGIT_FIELDS}
             return self.kind(**fields)
         except ClearheadError as error:
             raise StorageError(f"a {self.name} configuration: {str(error)[:_MAX_REASON]}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -50,14 +50,50 @@ SQUEEZE = _each(lambda x: x[0] if x.shape[0] == 1 else x, lambda x: x[None])
 UNSQUEEZE = _each(lambda x: x[None], lambda x: x[0])
 
 
-def split_heads(n: int) -> Transform:
-    """Split a tensor whose rows are q, k and v of the first head, of the second head, and so on."""
+def split_heads(n: int, n_kv: int | None = None) -> Transform:
+    """Split a tensor whose rows are, for each key/value head, its queries, its key and its value."""
+    n_kv = n if n_kv is None else n_kv
+    groups = n // n_kv
 
     def load(source: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-        return [part.flatten(0, 1) for part in source[0].unflatten(0, (n, 3, -1)).unbind(1)]
+        parts = source[0].unflatten(0, (n_kv, groups + 2, -1)).split((groups, 1, 1), dim=1)
+        return [part.flatten(0, 2) for part in parts]
 
     def export(target: list[Tensor]) -> list[Tensor]:
-        return [torch.stack([part.unflatten(0, (n, -1)) for part in target], dim=1).flatten(0, 2)]
+        parts = [part.unflatten(0, (n_kv, size, -1)) for part, size in zip(target, (groups, 1, 1), strict=True)]
+        return [torch.cat(parts, dim=1).flatten(0, 2)]
+
+    return Transform(load, export)
+
+
+def deinterleave(n_heads: int, rotary_dim: int, first: int = 0) -> Transform:
+    """Reorder rotary features from pairs (2i, 2i + 1) to pairs (i, i + rotary_dim / 2) of each head's rows.
+
+    Rotated features start at row `first` of a head.
+    """
+
+    def reorder(x: Tensor, *, pairs_are_rows: bool) -> Tensor:
+        heads = x.unflatten(0, (n_heads, -1))
+        before, rotated, after = heads.tensor_split((first, first + rotary_dim), dim=1)
+        sizes = (-1, 2) if pairs_are_rows else (2, -1)
+        rotated = rotated.unflatten(1, sizes).transpose(1, 2).flatten(1, 2)
+        return torch.cat((before, rotated, after), dim=1).flatten(0, 1)
+
+    return _each(partial(reorder, pairs_are_rows=True), partial(reorder, pairs_are_rows=False))
+
+
+def unbind_interleaved(n: int) -> Transform:
+    """Split a tensor of all experts, whose rows alternate between `n` parameters of each, into these parameters.
+
+    The tensor is (experts, rows) or, transposed, (experts, columns, rows).
+    """
+
+    def load(source: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
+        return [rows.T[i::n] if rows.dim() == 2 else rows[i::n] for rows in source[0] for i in range(n)]
+
+    def export(target: list[Tensor]) -> list[Tensor]:
+        experts = [torch.stack(target[i : i + n], dim=1).flatten(0, 1) for i in range(0, len(target), n)]
+        return [torch.stack([rows.T if rows.dim() == 2 else rows for rows in experts])]
 
     return Transform(load, export)
 

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import PositiveFloat, PositiveInt
-from clearhead.errors import ShapeError
+from clearhead._core.validation import PositiveFloat, PositiveInt, require
+from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask, causal
 from clearhead.models.stack import Stack, TextConfig, and_masks, validate_ids
 from clearhead.nn import KVCache, TokenEmbedding
+
+LOGIT_FIELDS = ("tie_embeddings", "logit_bias", "logit_scale", "logit_softcap")  # without effect on hidden states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +31,20 @@ class LMConfig(TextConfig):
     """Fields of language models: how hidden states become logits."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"tied": "tie_embeddings", "logit_cap": "logit_softcap"}
+    lm_head: bool = True  # without it, the output is the hidden states
     tie_embeddings: bool = True  # use the embedding matrix for the logits
     logit_bias: bool = False  # a learned bias per token, as in Marian
     logit_scale: PositiveFloat = 1.0  # of the hidden states; 1 / √d_model in T5
     logit_softcap: PositiveFloat | None = None  # c: a logit l becomes c · tanh(l / c), as in Gemma 2
+
+    def validate(self) -> None:
+        super().validate()
+        plain = LMConfig.__dataclass_fields__
+        changed = [name for name in LOGIT_FIELDS if getattr(self, name) != plain[name].default]
+        require(
+            self.lm_head or not changed,
+            f"{self.owner}: lm_head is False, so there are no logits; leave {', '.join(changed)} out",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +66,11 @@ class Decoder(Stack):
 
     @explain_keywords
     def __init__(self, config: DecoderConfig) -> None:
-        embedding = TokenEmbedding(config.vocab_size, config.d_model, scaled=config.scaled_embedding)
+        embedding = config.build_embedding(config.vocab_size, config.d_model)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers, cross=config.cross_attention)
         self.config = config
-        self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        has_matrix = config.lm_head and not config.tie_embeddings
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False) if has_matrix else None
         self.logit_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.logit_bias else None
         config.init.apply(self, config.n_layers)
 
@@ -72,7 +85,7 @@ class Decoder(Stack):
         memory: Float[Tensor, "B S M"] | None = None,
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Return the logits of the next token after each of `ids`.
+        """Return the logits of the next token after each of `ids`, or without a head the hidden states.
 
         Args:
             ids: Token ids; with a `cache`, only the new ones.
@@ -83,6 +96,8 @@ class Decoder(Stack):
             memory_mask: Which encoder positions may be attended to, usually `padding(source_lengths)`.
         """
         x = self.hidden_states(ids, mask=mask, positions=positions, cache=cache, memory=memory, memory_mask=memory_mask)
+        if not self.config.lm_head:
+            return x
         if self.head is None:
             return self._softcap(self.embedding.logits(x, self.logit_bias))
         return self.postprocess_logits(self.head(x))
@@ -122,4 +137,6 @@ class Decoder(Stack):
 
     def lm_head_weight(self) -> Float[Tensor, "V M"]:
         """Return the output matrix: `forward` is `hidden_states` times its transpose, post-processed."""
+        if not self.config.lm_head:
+            raise ConfigError("this Decoder has no language-model head (lm_head=False); its output is hidden states")
         return self.embedding.weight if self.head is None else self.head.weight

@@ -74,8 +74,8 @@ class EncoderConfig(TextConfig):
             f"{self.owner}: embedding_dim is {self.embedding_dim}; expected an even number for Sinusoidal positions",
         )
         require(
-            not self.share_layers or (self.first_norm and not self.layer_rotary),
-            f"{self.owner}: shared layers are one block; leave first_norm and layer_rotary out",
+            not self.share_layers or (self.first_norm and not self.layer_rotary and not self.n_dense_layers),
+            f"{self.owner}: shared layers are one block; leave first_norm, layer_rotary and n_dense_layers out",
         )
         require(
             self.relative_positions is None or self.positions.kind == "added",
@@ -111,7 +111,7 @@ class Encoder(Stack):
     @explain_keywords
     def __init__(self, config: EncoderConfig) -> None:
         width = config.embedding_dim or config.d_model
-        embedding = TokenEmbedding(config.vocab_size, width, scaled=config.scaled_embedding)
+        embedding = config.build_embedding(config.vocab_size, width)
         super().__init__(config, embedding, config.positions, n_layers=config.n_layers)
         self.config = config
         self.segments = nn.Embedding(config.n_segments, width) if config.n_segments else None

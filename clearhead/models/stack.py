@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.typed_module import Module
-from clearhead._core.validation import PositiveInt, require
+from clearhead._core.validation import NonNegativeInt, PositiveFloat, PositiveInt, require
 from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks import Mask, as_mask, full
-from clearhead.nn import Block, BlockSpec, Init, KVCache, TruncatedNormal
-from clearhead.nn.positions import LearnedPositions, Positions, Rotary, Sinusoidal
+from clearhead.nn import Block, BlockSpec, Init, KVCache, TokenEmbedding, TruncatedNormal
+from clearhead.nn.positions import LearnedPositions, NoPE, Positions, Rotary, Sinusoidal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,21 @@ class TextConfig(TransformerConfig):
     max_len: PositiveInt = 512
     positions: Positions = Sinusoidal()
     scaled_embedding: bool = False  # multiply embeddings by √d_model, as in the original Transformer
+    embedding_multiplier: PositiveFloat = 1.0  # further factor of the embeddings, as in Granite
     layer_masks: tuple[Mask, ...] = ()  # masks of the layers, repeated cyclically, combined with the model's mask
-    # Rotary positions of the layers, repeated cyclically; `positions` is the first.
-    layer_rotary: tuple[Rotary, ...] = ()
+    # Rotary positions of the layers, or none, repeated cyclically; `positions` is the first.
+    layer_rotary: tuple[Rotary | NoPE, ...] = ()
+    positions_per_layer: bool = False  # position biases have a table per layer, as in umT5
+    n_dense_layers: NonNegativeInt = 0  # first layers with a feed-forward in place of `experts`, as in DeepSeek-V3
+
+    def build_embedding(self, vocab_size: int, width: int) -> TokenEmbedding:
+        """Return a new embedding."""
+        return TokenEmbedding(vocab_size, width, scaled=self.scaled_embedding, multiplier=self.embedding_multiplier)
+
+    def rotates_equally(self, length: int, longer: int) -> bool:
+        """Return whether a position has the same rotary embedding in sequences of both lengths."""
+        rotaries = [value for value in (self.positions, *self.layer_rotary) if isinstance(value, Rotary)]
+        return all(rotary.rotates_equally(length, longer) for rotary in rotaries)
 
     def union_mask(self, mask: Mask) -> Mask:
         """Return the positions that at least one layer may attend to: `mask` and the union of the layer masks."""
@@ -81,6 +93,14 @@ class TextConfig(TransformerConfig):
         require(
             not self.layer_rotary or self.positions == self.layer_rotary[0],
             f"{self.owner}: positions is {self.positions}; expected the first of layer_rotary: {self.layer_rotary[:1]}",
+        )
+        require(
+            not self.positions_per_layer or self.positions.kind == "bias",
+            f"{self.owner}: positions is {self.positions}; positions_per_layer needs a position bias",
+        )
+        require(
+            not self.n_dense_layers or self.experts is not None,
+            f"{self.owner}: n_dense_layers is {self.n_dense_layers}, and all layers are dense without experts",
         )
         if isinstance(self.positions, LearnedPositions):
             require(
@@ -115,17 +135,23 @@ class Stack(Module):
         width = embedding_dim or config.d_model
         # Rotary positions are applied in the attention layers; they and "none" need no module here.
         self.positions: nn.Module | None = None
-        if positions.kind == "added" or positions.kind == "bias":
+        self.layer_positions: nn.ModuleList | None = None
+        if positions.kind == "bias" and getattr(config, "positions_per_layer", False):
+            self.layer_positions = nn.ModuleList(positions.build(config.n_heads) for _ in range(n_layers))
+        elif positions.kind == "added" or positions.kind == "bias":
             self.positions = positions.build(width if positions.kind == "added" else config.n_heads)
         relative = getattr(config, "relative_positions", None)
         self.relative_positions: nn.Module | None = None if relative is None else relative.build(config.n_heads)
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
         self.embedding_proj = None if embedding_dim is None else nn.Linear(embedding_dim, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        rotaries: tuple[Rotary | None, ...] = rotary or (positions if isinstance(positions, Rotary) else None,)
+        rotaries = [value if isinstance(value, Rotary) else None for value in rotary or (positions,)]
         self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
+        n_dense = getattr(config, "n_dense_layers", 0)
+        dense = config.replace(experts=None, n_dense_layers=0) if n_dense else config
         self.blocks = nn.ModuleList(
-            Block(config, rotary=rotaries[i % len(rotaries)], cross=cross) for i in range(n_blocks)
+            Block(dense if i < n_dense else config, rotary=rotaries[i % len(rotaries)], cross=cross)
+            for i in range(n_blocks)
         )
         if not config.first_norm:
             self.blocks[0].norm1 = nn.Identity()
@@ -168,6 +194,8 @@ class Stack(Module):
                 block = self.blocks[i % len(self.blocks)]  # layers may share one block
                 part = None if cache is None else cache[i]
                 layer_mask = and_masks(self._masks[i % len(self._masks)], mask) if self._masks else mask
+                if self.layer_positions is not None:
+                    bias = self.layer_positions[i](T, offset + T, offset, x.device)
                 x = block(x, mask=layer_mask, bias=bias, memory=memory, memory_mask=memory_mask, cache=part)
         hidden: Tensor = self.norm(x)
         return hidden

@@ -11,10 +11,11 @@ from clearhead.nn.embeddings import ConvStem, PatchEmbedding, StackedFrames, Tok
 from clearhead.nn.feed_forward import FeedForward
 from clearhead.nn.init import DepthScaled, Init, TruncatedNormal, Xavier
 from clearhead.nn.kv_cache import KVCache
+from clearhead.nn.latent_attention import Latent, MultiHeadLatentAttention
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
 from clearhead.nn.norms import LayerNorm, Norm, RMSNorm
-from clearhead.nn.residual import Parallel, PostNorm, PreNorm, Residual, SandwichNorm
-from clearhead.ops.activations import GELU, Activation, GeGLU, PoolerActivation, ReLU, SiLU, SwiGLU, Tanh
+from clearhead.nn.residual import Parallel, PostNorm, PreNorm, Residual, ResPostNorm, SandwichNorm
+from clearhead.ops.activations import GELU, Activation, ClampedSwiGLU, GeGLU, PoolerActivation, ReLU, SiLU, SwiGLU, Tanh
 
 __all__ = [
     "GELU",
@@ -24,6 +25,7 @@ __all__ = [
     "Block",
     "BlockConfig",
     "BlockSpec",
+    "ClampedSwiGLU",
     "ConvStem",
     "DepthScaled",
     "Experts",
@@ -32,8 +34,10 @@ __all__ = [
     "GeGLU",
     "Init",
     "KVCache",
+    "Latent",
     "LayerNorm",
     "MultiHeadAttention",
+    "MultiHeadLatentAttention",
     "Norm",
     "Parallel",
     "PatchEmbedding",
@@ -42,6 +46,7 @@ __all__ = [
     "PreNorm",
     "RMSNorm",
     "ReLU",
+    "ResPostNorm",
     "Residual",
     "SandwichNorm",
     "SiLU",

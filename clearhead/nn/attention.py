@@ -25,10 +25,12 @@ from clearhead.attention.attend import attend
 from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.observe import Impl
 from clearhead.attention.scores import DotScores, ScaledDot, Scores
+from clearhead.attention.sinks import SinkSoftmax
 from clearhead.config import Config, Validated
 from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.nn.kv_cache import KVCache
+from clearhead.nn.positions import Rotary
 
 
 @runtime_checkable
@@ -132,6 +134,8 @@ class MultiHeadAttention(Module):
         dropout: Dropout of attention weights in training.
         rotary: Rotates queries and keys by their positions.
         qk_norm: Norm of the queries and keys of each head, applied before the rotation.
+        qk_norm_all_heads: Whether `qk_norm` normalizes all heads of a token at once.
+        sinks: Whether every head has a learned logit in the denominator of the softmax, an attention sink.
         scores: Score function. Default: `ScaledDot()`.
         normalizer: Turns scores into weights. Default: `Softmax()`.
         d_key: Width of `key`, if it is not d_model.
@@ -151,6 +155,8 @@ class MultiHeadAttention(Module):
         dropout: float = 0.0,
         rotary: Rotation | None = None,
         qk_norm: NormSpec | None = None,
+        qk_norm_all_heads: bool = False,
+        sinks: bool = False,
         scores: Scores | None = None,
         normalizer: Normalizer | None = None,
         d_key: int | None = None,
@@ -170,12 +176,16 @@ class MultiHeadAttention(Module):
         )
         d_key = d_model if d_key is None else check_int(d_key, "MultiHeadAttention: d_key", minimum=1)
         d_value = d_key if d_value is None else check_int(d_value, "MultiHeadAttention: d_value", minimum=1)
+        self.d_key, self.d_value = d_key, d_value
         self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=biases.q)  # W_Q
         self.k_proj = nn.Linear(d_key, self.n_kv_heads * self.d_head, bias=biases.k)  # W_K
         self.v_proj = nn.Linear(d_value, self.n_kv_heads * self.d_head, bias=biases.v)  # W_V
         self.o_proj = nn.Linear(self.n_heads * self.d_head, d_model, bias=biases.out)  # W_O
-        self.q_norm = None if qk_norm is None else qk_norm.build(self.d_head)
-        self.k_norm = None if qk_norm is None else qk_norm.build(self.d_head)
+        self.qk_norm_all_heads = qk_norm_all_heads
+        q_heads, k_heads = (self.n_heads, self.n_kv_heads) if qk_norm_all_heads else (1, 1)
+        self.q_norm = None if qk_norm is None else qk_norm.build(q_heads * self.d_head)
+        self.k_norm = None if qk_norm is None else qk_norm.build(k_heads * self.d_head)
+        self.sinks = nn.Parameter(torch.zeros(self.n_heads)) if sinks else None
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
             nn.init.xavier_uniform_(projection.weight)
             if projection.bias is not None:
@@ -214,13 +224,15 @@ class MultiHeadAttention(Module):
             raise MaskError(f"{mask} depends on the length and cannot be used with a cache that grows")
         with nullcontext() if cache is None else cache.rollback_on_error():
             start = None if query_offset is None or cache is None else query_offset + cache.n_evicted
-            q = self._norm_and_rotate(self.q_proj(query), self.n_heads, self.q_norm, start)  # (B, H, T, D)
+            q = self._queries(query, start)  # (B, H, T, D)
             k, v = self._keys_values(query, key, value, start, cache)  # (B, K, S, D)
             needs_grad = q.requires_grad or (bias is not None and bias.requires_grad)
             if query_offset is not None and needs_grad and not k.requires_grad and torch.is_grad_enabled():
                 # Backward needs them unchanged, and later calls write to the same buffer.
                 k, v = k.clone(), v.clone()
             normalizer = self.training_normalizer if self.training else self.normalizer
+            if self.sinks is not None:
+                normalizer = SinkSoftmax(self.sinks, dropout=getattr(normalizer, "dropout", 0.0))
             heads = attend(
                 q,
                 k,
@@ -235,14 +247,30 @@ class MultiHeadAttention(Module):
         out: Tensor = self.o_proj(heads.transpose(-2, -3).flatten(-2))  # from (B, H, T, D)
         return out
 
+    def _queries(self, query: Tensor, start: int | None) -> Tensor:
+        """Return the normalized and rotated queries (…, H, T, D)."""
+        return self._norm_and_rotate(self.q_proj(query), self.n_heads, self.q_norm, start)
+
     def _norm_and_rotate(self, x: Tensor, heads: int, norm: nn.Module | None, start: int | None) -> Tensor:
         """Split projected queries or keys (…, T, heads · D) into heads, normalize and rotate them: (…, heads, T, D)."""
+        if norm is not None and self.qk_norm_all_heads:
+            x = norm(x)
         x = self._split(x, heads)
-        x = x if norm is None else norm(x)
+        if norm is not None and not self.qk_norm_all_heads:
+            x = norm(x)
+        return self._rotate(x, start)
+
+    def _rotate(self, x: Tensor, start: int | None) -> Tensor:
+        """Rotate heads (…, heads, T, D) at the positions from `start` on."""
         if self.rotary is None:
             return x
-        start = 0 if start is None else start
-        return self.rotary.rotate(x, torch.arange(start, start + x.shape[-2], device=x.device))
+        start, T = 0 if start is None else start, x.shape[-2]
+        if start and isinstance(self.rotary, Rotary) and not self.rotary.rotates_equally(start, start + T):
+            raise ShapeError(
+                f"the cache has {start} tokens, whose {self.rotary.scaling} differs from that of {start + T} tokens; "
+                "compute the longer sequence without a cache"
+            )
+        return self.rotary.rotate(x, torch.arange(start, start + T, device=x.device))
 
     def _keys_values(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, start: int | None, cache: KVCache | None
@@ -265,21 +293,21 @@ class MultiHeadAttention(Module):
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         """Reshape (B, T, heads·D) to (B, heads, T, D), as a view."""
-        split: Tensor = x.unflatten(-1, (heads, self.d_head))
+        split: Tensor = x.unflatten(-1, (heads, -1))
         return split.transpose(-2, -3)
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         """Raise ShapeError unless the inputs have the widths of the projections."""
         if key is None and value is not None:
             raise ShapeError("value was given without key; give both, or neither for self-attention")
-        if key is None and self.k_proj.in_features != self.d_model:
-            raise ShapeError(f"key is missing; this layer expects keys of width {self.k_proj.in_features}")
+        if key is None and self.d_key != self.d_model:
+            raise ShapeError(f"key is missing; this layer expects keys of width {self.d_key}")
         inputs = {"query": query, "key": key, "value": value if value is not None else key}
-        for (name, x), layer in zip(inputs.items(), (self.q_proj, self.k_proj, self.v_proj), strict=True):
-            expected = f"expected (batch, length, {layer.in_features})"
+        for (name, x), width in zip(inputs.items(), (self.d_model, self.d_key, self.d_value), strict=True):
+            expected = f"expected (batch, length, {width})"
             if x is not None and x.dim() < 2:
                 raise ShapeError(f"{name} has {x.dim()} dimension(s); {expected}")
-            if x is not None and x.shape[-1] != layer.in_features:
+            if x is not None and x.shape[-1] != width:
                 raise ShapeError(f"{name} has width {x.shape[-1]}; {expected}")
 
     def extra_repr(self) -> str:

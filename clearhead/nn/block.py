@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
 from clearhead._core.typed_module import Module
-from clearhead._core.validation import DropoutRate, PositiveFloat, PositiveInt
+from clearhead._core.validation import DropoutRate, PositiveFloat, PositiveInt, require
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.nn.attention import AttentionConfig, MultiHeadAttention
 from clearhead.nn.feed_forward import FeedForward
 from clearhead.nn.kv_cache import KVCache
+from clearhead.nn.latent_attention import Latent, MultiHeadLatentAttention
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
 from clearhead.nn.norms import LayerNorm, Norm
 from clearhead.nn.positions import Rotary
-from clearhead.nn.residual import PreNorm, Residual, SandwichNorm
+from clearhead.nn.residual import Parallel, PreNorm, Residual, SandwichNorm, TensorFunction
 from clearhead.ops.activations import GELU, Activation
 
 
@@ -39,7 +40,11 @@ class BlockSpec(AttentionConfig):
         activation: Activation of the feed-forward.
         experts: Mixture of experts in place of the feed-forward (Mixtral); None for one feed-forward.
         qk_norm: Norm of the queries and keys of every head, before rotary embeddings; None for no norm.
+        qk_norm_all_heads: Whether `qk_norm` normalizes all heads of a token at once (OLMo 2).
         layer_scale: Initial value of a learned factor per feature of each branch (CaiT); None for no factor.
+        branch_multiplier: Constant factor of the output of each branch (Granite).
+        sinks: Whether every head has a learned logit in the denominator of the softmax (gpt-oss).
+        latent: Low-rank projections of queries, keys and values (DeepSeek); None for full projections.
     """
 
     d_ff: PositiveInt | None = None
@@ -51,7 +56,24 @@ class BlockSpec(AttentionConfig):
     activation: Activation = GELU()
     experts: Experts | None = None
     qk_norm: Norm | None = None
+    qk_norm_all_heads: bool = False
     layer_scale: PositiveFloat | None = None
+    branch_multiplier: PositiveFloat = 1.0
+    sinks: bool = False
+    latent: Latent | None = None
+
+    def validate(self) -> None:
+        super().validate()
+        require(
+            self.latent is None or not (self.qk_norm or self.sinks or self.n_kv_heads not in (None, self.n_heads)),
+            f"{self.owner}: latent attention has a key per head and normalizes the latent vectors; leave n_kv_heads, "
+            "qk_norm and sinks out",
+        )
+        require(
+            self.latent is None or self.latent.d_rope < self.head_width,
+            f"{self.owner}: d_head is {self.head_width}; expected more than the {self.latent and self.latent.d_rope} "
+            "features that latent attention rotates",
+        )
 
     @property
     def ff_width(self) -> int:
@@ -61,7 +83,7 @@ class BlockSpec(AttentionConfig):
     def check_rotary(self, rotary: Rotary) -> None:
         """Raise ConfigError if the head width does not support this rotary embedding."""
         try:
-            rotary.rotary_dim(self.head_width)
+            rotary.rotary_dim(self.head_width if self.latent is None else self.latent.d_rope)
         except ShapeError as error:
             raise ConfigError(f"{self.owner}: {error}") from error
 
@@ -103,7 +125,8 @@ class Block(Module):
         self.norm_cross = config.norm.build(config.d_model) if cross else None
         # Positions of the target and of the source are unrelated, so cross-attention has no rotary embedding.
         self.cross_attention = _attention(config, None) if cross else None
-        self.norm2 = config.norm.build(config.d_model)
+        shares_norm = isinstance(config.residual, Parallel) and config.residual.shared_norm
+        self.norm2 = None if shares_norm else config.norm.build(config.d_model)
         self.feed_forward = _feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
         self.post_attention = _post_branch(config)
@@ -147,7 +170,11 @@ class Block(Module):
             return self._branch_out(self.post_feed_forward, self.feed_forward(h))
 
         block_input = x
-        x = self.residual(x, self.norm1, self_attention, block_input)
+        norm1: TensorFunction = self.norm1
+        norm2: TensorFunction | None = self.norm2
+        if norm2 is None:  # all branches read the same normalized input
+            block_input, norm1, norm2 = norm1(x), _identity, _identity
+        x = self.residual(x, norm1, self_attention, block_input)
         cross_attention = self.cross_attention
         if cross_attention is not None and self.norm_cross is not None:
 
@@ -156,7 +183,7 @@ class Block(Module):
                 return self._branch_out(self.post_cross_attention, h)
 
             x = self.residual(x, self.norm_cross, attend_memory, block_input)
-        return self.residual(x, self.norm2, feed_forward, block_input)
+        return self.residual(x, norm2, feed_forward, block_input)
 
     def _branch_out(self, post_branch: nn.Module | None, x: Tensor) -> Tensor:
         """Apply the optional norm or scale after a branch, and dropout."""
@@ -174,6 +201,24 @@ class Block(Module):
             )
 
 
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+class Multiplier(Module):
+    """Multiply by a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return x * self.factor
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:g}"
+
+
 class LayerScale(Module):
     """Multiply every feature by a learned factor with a small initial value, so that branches start near zero."""
 
@@ -186,12 +231,14 @@ class LayerScale(Module):
 
 
 def _post_branch(config: BlockSpec) -> nn.Module | None:
-    """Return the module after a branch: the second sandwich norm, the layer scale, both or None."""
+    """Return the module after a branch: the second sandwich norm, the layer scale, the multiplier, or None."""
     modules: list[nn.Module] = []
     if isinstance(config.residual, SandwichNorm):
         modules.append(config.norm.build(config.d_model))
     if config.layer_scale is not None:
         modules.append(LayerScale(config.d_model, config.layer_scale))
+    if config.branch_multiplier != 1:
+        modules.append(Multiplier(config.branch_multiplier))
     if len(modules) > 1:
         return nn.Sequential(*modules)
     return modules[0] if modules else None
@@ -202,16 +249,30 @@ def _feed_forward(config: BlockSpec) -> FeedForward | ExpertsFeedForward:
     build = partial(
         FeedForward,
         config.d_model,
-        config.ff_width,
-        config.activation,
+        activation=config.activation,
         bias=config.biases.ff,
         dropout=config.feed_forward_dropout,
     )
-    return build() if config.experts is None else ExpertsFeedForward(config.d_model, config.experts, build)
+    if config.experts is None:
+        return build(config.ff_width)
+    experts, d_ff = config.experts, config.experts.d_ff or config.ff_width
+    shared = build(d_ff * experts.n_shared) if experts.n_shared else None
+    return ExpertsFeedForward(config.d_model, experts, partial(build, d_ff), shared=shared)
 
 
 def _attention(config: BlockSpec, rotary: Rotary | None) -> MultiHeadAttention:
     """Build an attention layer."""
+    if config.latent is not None:
+        return MultiHeadLatentAttention(
+            config.d_model,
+            config.n_heads,
+            config.latent,
+            d_head=config.head_width,
+            bias=config.bias,
+            dropout=config.attention_dropout,
+            rotary=rotary,
+            scores=config.scores,
+        )
     return MultiHeadAttention(
         config.d_model,
         config.n_heads,
@@ -221,5 +282,7 @@ def _attention(config: BlockSpec, rotary: Rotary | None) -> MultiHeadAttention:
         dropout=config.attention_dropout,
         rotary=rotary,
         qk_norm=config.qk_norm,
+        qk_norm_all_heads=config.qk_norm_all_heads,
+        sinks=config.sinks,
         scores=config.scores,
     )

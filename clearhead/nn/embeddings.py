@@ -13,21 +13,22 @@ from torch import Tensor, nn
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import find_out_of_range
 from clearhead._core.typed_module import Module
-from clearhead._core.validation import check_int, validate
+from clearhead._core.validation import PositiveFloat, check_int, validate
 from clearhead.errors import DtypeError, ShapeError
 
 
 class TokenEmbedding(nn.Embedding):
-    """Learned embedding table (V, M), multiplied by √M if `scaled`, as in the original Transformer.
+    """Learned embedding table (V, M), times `multiplier` and, if `scaled`, √M, as in the original Transformer.
 
     On the CPU, ids outside the vocabulary raise ShapeError. On an accelerator, where the check would synchronize, and
     under torch.compile, the embedding lookup itself fails."""
 
-    def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False) -> None:
+    def __init__(self, vocab_size: int, d_model: int, *, scaled: bool = False, multiplier: float = 1.0) -> None:
         V = check_int(vocab_size, "TokenEmbedding: vocab_size", minimum=1)
         super().__init__(V, check_int(d_model, "TokenEmbedding: d_model", minimum=1))
-        self.scaled: bool = validate(scaled, "TokenEmbedding: scaled", bool)
-        self.scale = math.sqrt(d_model) if scaled else 1.0
+        multiplier = validate(multiplier, "TokenEmbedding: multiplier", PositiveFloat)
+        self.scale = multiplier * math.sqrt(d_model) if validate(scaled, "TokenEmbedding: scaled", bool) else multiplier
+        self.scaled = self.scale != 1
 
     def reset_parameters(self) -> None:
         """Draw from a normal distribution with variance 1/M: rows have norm about 1, scaled features variance 1."""
@@ -51,7 +52,7 @@ class TokenEmbedding(nn.Embedding):
         return F.linear(x, self.weight, bias)
 
     def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}" + (", scaled=True" if self.scaled else "")
+        return f"{self.num_embeddings}, {self.embedding_dim}" + (f", scale={self.scale:g}" if self.scaled else "")
 
 
 class PatchEmbedding(Module):

@@ -10,7 +10,7 @@ from clearhead._core.shapes import Float
 from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, check_int, validate
 from clearhead.errors import ShapeError
-from clearhead.ops.activations import Activation
+from clearhead.ops.activations import Activation, ClampedSwiGLU
 
 
 class FeedForward(Module):
@@ -45,6 +45,8 @@ class FeedForward(Module):
         if self.gate is None:
             hidden = self.activation(self.up(x))  # (…, F)
         else:
-            hidden = self.activation(self.gate(x)) * self.up(x)
+            up = self.up(x)
+            up = self.activation.transform_up(up) if isinstance(self.activation, ClampedSwiGLU) else up
+            hidden = self.activation(self.gate(x)) * up
         out: Tensor = self.down(self.dropout(hidden))
         return out

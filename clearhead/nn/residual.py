@@ -11,6 +11,8 @@ from typing import ClassVar, TypeAlias
 
 from torch import Tensor
 
+from clearhead.config import Validated
+
 TensorFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -35,10 +37,13 @@ class PostNorm:
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """x + f(norm(block_input)): all branches of a block have the same input, as in GPT-NeoX."""
+class Parallel(Validated):
+    """x + f(norm(block_input)): all branches of a block have the same input, as in GPT-NeoX.
+
+    With `shared_norm`, they also share one norm, as in GPT-J, Phi and Falcon."""
 
     has_normalized_output: ClassVar[bool] = False
+    shared_norm: bool = False
 
     def __call__(self, x: Tensor, norm: TensorFunction, f: TensorFunction, block_input: Tensor) -> Tensor:
         return x + f(norm(block_input))
@@ -54,4 +59,14 @@ class SandwichNorm:
         return x + f(norm(x))
 
 
-Residual: TypeAlias = PreNorm | PostNorm | Parallel | SandwichNorm
+@dataclass(frozen=True)
+class ResPostNorm:
+    """x + norm(f(x)): a norm after each branch only, within the residual connection, as in Swin v2 and OLMo 2."""
+
+    has_normalized_output: ClassVar[bool] = False
+
+    def __call__(self, x: Tensor, norm: TensorFunction, f: TensorFunction, block_input: Tensor) -> Tensor:
+        return x + norm(f(x))
+
+
+Residual: TypeAlias = PreNorm | PostNorm | Parallel | SandwichNorm | ResPostNorm

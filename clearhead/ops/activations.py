@@ -66,6 +66,23 @@ class GeGLU(Validated):
 
 
 @dataclass(frozen=True)
+class ClampedSwiGLU(Validated):
+    """Gated: g · σ(slope · g) · (u + 1), with the gate g at most `limit` and |u| at most `limit`, as in gpt-oss."""
+
+    gated: ClassVar[bool] = True
+    limit: PositiveFloat = 7.0
+    slope: PositiveFloat = 1.702
+
+    def __call__(self, h: Tensor) -> Tensor:
+        h = h.clamp(max=self.limit)
+        return h * (self.slope * h).sigmoid()
+
+    def transform_up(self, u: Tensor) -> Tensor:
+        """Return the factor of the activated gate."""
+        return u.clamp(-self.limit, self.limit) + 1
+
+
+@dataclass(frozen=True)
 class Tanh:
     """tanh(h), of the pooled vector in BERT; feed-forward networks do not use it."""
 
@@ -75,5 +92,5 @@ class Tanh:
         return h.tanh()
 
 
-Activation: TypeAlias = ReLU | GELU | SiLU | SwiGLU | GeGLU
+Activation: TypeAlias = ReLU | GELU | SiLU | SwiGLU | GeGLU | ClampedSwiGLU
 PoolerActivation: TypeAlias = Tanh | ReLU | GELU | SiLU

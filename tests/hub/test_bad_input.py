@@ -107,7 +107,7 @@ def test_load_truncated_file_raises(llama):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "bloomy"}, ("'bloomy'", "gpt_neox, llama")),
+        ({"model_type": "bloomy"}, ("'bloomy'", "gpt_neox, gpt_oss", "register_family")),
         ({"model_type": None}, ("no model_type",)),
         ({"model_type": ["llama"]}, ("model_type is ['llama']", "expected a string")),
         ({"model_type": {"name": "llama"}}, ("model_type is {'name': 'llama'}", "expected a string")),

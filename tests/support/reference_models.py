@@ -152,26 +152,61 @@ class Eager(Peer):
 
 
 class Routed(Peer):
-    """Mixtral: its experts are one tensor in memory, and separate tensors in files."""
+    """Its experts are one tensor in memory, and separate tensors in files."""
+
+    prefix: ClassVar[str] = "mlp"  # name of the mixture of experts in files
+    parts: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
 
     def build(self) -> nn.Module:
-        return self._with_eager_experts(super().build())
+        model = self._with_eager_experts(super().build())
+        for bias in self._selection_biases(model).values():
+            bias.normal_()
+        return model
 
     def reload(self, folder: Path) -> nn.Module:
         return self._with_eager_experts(super().reload(folder))
+
+    def _selection_biases(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: bias for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")}
+
+    def n_parameters(self, model: nn.Module) -> int:
+        return super().n_parameters(model) + sum(bias.numel() for bias in self._selection_biases(model).values())
 
     def _with_eager_experts(self, model: nn.Module) -> nn.Module:
         model.set_experts_implementation("eager")  # the other implementations do not support float64
         return model
 
     def gradients(self, model: nn.Module) -> dict[str, Tensor]:
-        gradients = {name.replace(".mlp.", ".block_sparse_moe."): g for name, g in super().gradients(model).items()}
-        for name in [name for name in gradients if "experts" in name]:
+        gradients = {name.replace(".mlp.", f".{self.prefix}."): g for name, g in super().gradients(model).items()}
+        gate, up, down = self.parts
+        for name in [name for name in gradients if ".experts." in name]:
             prefix, _, kind = name.rpartition(".")
             for i, gradient in enumerate(gradients.pop(name)):
-                parts = dict(zip(("w1", "w3"), gradient.chunk(2), strict=True)) if "up" in kind else {"w2": gradient}
+                parts = dict(zip((gate, up), gradient.chunk(2), strict=True)) if "up" in kind else {down: gradient}
                 gradients |= {f"{prefix}.{i}.{part}.weight": tensor for part, tensor in parts.items()}
-        return gradients
+        return gradients | {name: torch.zeros_like(bias) for name, bias in self._selection_biases(model).items()}
+
+
+class MixtralPeer(Routed):
+    """Mixtral, with other names in files."""
+
+    prefix: ClassVar[str] = "block_sparse_moe"
+    parts: ClassVar[tuple[str, str, str]] = ("w1", "w3", "w2")
+
+
+class Experts3D(Peer):
+    """A model whose experts are one tensor in memory and in files."""
+
+    def build(self) -> nn.Module:
+        return self._eager(super().build())
+
+    def reload(self, folder: Path) -> nn.Module:
+        return self._eager(super().reload(folder))
+
+    def _eager(self, model: nn.Module) -> nn.Module:
+        model.set_experts_implementation("eager")  # the other implementations do not support float64
+        model.set_attn_implementation("eager")  # the others have no attention sinks
+        return model
 
 
 class Answering(Peer):

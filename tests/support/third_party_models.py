@@ -5,6 +5,7 @@ Sizes are distinct primes if the family allows it.
 
 from __future__ import annotations
 
+from tests.support.decoder_models import DECODERS, LLAMA
 from tests.support.encoder_models import BERT, CLASSES, ENCODERS, MASKED, POOLED, ROBERTA, TOKEN_CLASSES, TOKENS
 from tests.support.reference_models import (
     MAX_LEN,
@@ -15,9 +16,9 @@ from tests.support.reference_models import (
     H,
     L,
     M,
+    MixtralPeer,
     OneBlock,
     Peer,
-    Routed,
     T5Peer,
     Timm,
     Towers,
@@ -30,17 +31,6 @@ from tests.support.reference_models import (
     words,
 )  # fmt: skip
 
-LLAMA = {
-    "vocab_size": V,
-    "hidden_size": M,
-    "intermediate_size": F,
-    "num_hidden_layers": L,
-    "num_attention_heads": H,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_LEN,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 GPT2 = {
     "vocab_size": V,
     "n_positions": MAX_LEN,
@@ -154,7 +144,7 @@ PEERS: dict[str, Peer] = {
     "mistral": Peer(
         "MistralForCausalLM", "MistralConfig", LLAMA | {"sliding_window": 5, "head_dim": 10}, in_float32=True
     ),
-    "mixtral": Routed(
+    "mixtral": MixtralPeer(
         "MixtralForCausalLM",
         "MixtralConfig",
         LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5},
@@ -314,4 +304,5 @@ PEERS: dict[str, Peer] = {
         "vit_base_patch16_224", "", TIMM | {"global_pool": "avg", "class_token": False, "fc_norm": False}, images
     ),
     **ENCODERS,
+    **DECODERS,
 }

@@ -39,6 +39,8 @@ from clearhead.nn import (
 from clearhead.nn.modes import iter_modules
 from clearhead.nn.norms import UnitOffsetRMSNorm
 from clearhead.nn.positions import ALiBiBias, LearnedPositionEmbedding, Rotary, SinusoidalPositions, T5Bias
+from clearhead.nn.positions.rotary import LENGTH_DEPENDENT
+from clearhead.ops.activations import ClampedSwiGLU
 from clearhead.ops.fused_linear import FusedLinearSpec, apply_norm, fused_linear_decode, fused_linear_prefill
 
 _SUPPORTED_MODULES = (
@@ -64,6 +66,10 @@ def unsupported_reason(model: Decoder | EncoderDecoder) -> str | None:
     for module in modules:
         if isinstance(module, Block) and type(module.residual) not in (PreNorm, PostNorm, Parallel):
             return f"a block has {type(module.residual).__name__} residuals"
+        if isinstance(module, Block) and module.norm2 is None:
+            return "the branches of a block share a norm"
+        if isinstance(module, FeedForward) and isinstance(module.activation, ClampedSwiGLU):
+            return "a feed-forward has a ClampedSwiGLU activation"
         if isinstance(module, ExpertsFeedForward):
             return "it has a mixture of experts"
         if type(module) not in _SUPPORTED_MODULES or "forward" in vars(module):
@@ -79,8 +85,12 @@ def unsupported_reason(model: Decoder | EncoderDecoder) -> str | None:
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return f"it runs under autocast or on {device}"
     mask = decoder.config.mask
-    if decoder.config.layer_masks or decoder.config.layer_rotary:
+    if decoder.config.layer_masks or decoder.config.layer_rotary or decoder.config.positions_per_layer:
         return "its layers have different masks or positions"
+    if decoder.config.positions.kind == "rotary" and isinstance(decoder.config.positions.scaling, LENGTH_DEPENDENT):
+        return "its rotary positions depend on the length of the sequence"
+    if not decoder.config.lm_head:
+        return "it has no language-model head"
     if not mask.is_structural or mask.depends_on_length:
         return f"{mask} contains tensors or depends on the length"
     return None
@@ -92,6 +102,10 @@ def _unsupported_attention_reason(attention: MultiHeadAttention) -> str | None:
         return f"has {type(attention.scores).__name__} scores"
     if not isinstance(attention.normalizer, Softmax) or attention.normalizer.temperature != 1.0:
         return "does not normalize by a softmax of temperature 1"
+    if attention.sinks is not None:
+        return "has attention sinks"
+    if attention.qk_norm_all_heads:
+        return "normalizes all heads at once"
     if attention.impl != "auto":
         return f"has impl={attention.impl!r}"
     return None

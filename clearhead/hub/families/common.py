@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from clearhead._core.validation import short_repr
 from clearhead.errors import StorageError
 from clearhead.hub.family import ConfigReader, Converter, Field, Fields, KeyValues
+from clearhead.masks import Mask, Window, causal, full, lookback, window
 from clearhead.nn import GELU, Biases, ReLU, SiLU
 from clearhead.nn.positions import (
+    DynamicNTKScaling,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     Positions,
     RopeScaling,
     Rotary,
@@ -98,7 +102,64 @@ def read_layer_cycle(keys: ConfigReader, default_type: Callable[[int], str]) -> 
     types = keys("layer_types", None) or [default_type(i) for i in range(n)]
     if len(types) != n or not set(types) <= {SLIDING, FULL}:
         raise StorageError(f"layer_types is {short_repr(types)}; expected {n} of {SLIDING!r} and {FULL!r}")
-    return types[: next(p for p in range(1, n + 1) if all(type_ == types[i % p] for i, type_ in enumerate(types)))]
+    return shortest_cycle(types)
+
+
+def shortest_cycle(values: list[Any]) -> list[Any]:
+    """Return the shortest list that repeats to `values`."""
+    n = len(values)
+    period = next(p for p in range(1, n + 1) if all(value == values[i % p] for i, value in enumerate(values)))
+    return values[:period]
+
+
+def read_used_window(keys: ConfigReader) -> int | None:
+    """Return `sliding_window`, or None unless `use_sliding_window` is True."""
+    width: int | None = keys("sliding_window", None)
+    return width if keys("use_sliding_window", False) else None
+
+
+def read_layer_masks(keys: ConfigReader, width: int | None, default_type: Callable[[int], str]) -> KeyValues:
+    """Return the masks of causal layers of full attention and of attention under a window of `width` keys."""
+    cycle = read_layer_cycle(keys, default_type)
+    if SLIDING not in cycle or width is None:
+        return {}
+    sliding = window(width - 1, 0)
+    if cycle == [SLIDING]:
+        return {"mask": causal() & sliding}
+    return {"layer_masks": tuple(sliding if kind == SLIDING else full() for kind in cycle)}
+
+
+def write_layer_masks(config: Any, width: int | None = None) -> KeyValues:
+    """Return `sliding_window` and `layer_types`; `width` is the width if no layer has a window."""
+    masks: tuple[Mask, ...] = config.layer_masks or ((full(),) if lookback(config.mask) is None else (config.mask,))
+    kinds = [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)]
+    widths = [config.mask, *(mask for mask in masks if isinstance(mask, Window))]
+    widest = next((n for mask in widths if (n := lookback(mask)) is not None), width)
+    return {"sliding_window": widest, "layer_types": kinds}
+
+
+def causal_lm(prefix: str) -> Callable[[Any], str]:
+    """Return the class that transformers loads an export into: with a language-model head, or without."""
+    return lambda config: f"{prefix}ForCausalLM" if config.lm_head else f"{prefix}Model"
+
+
+def lm_head(*, tied: bool = False, tensor: str = "lm_head.weight") -> Converter:
+    """Return the converter for the language-model head, which a folder of the bare model lacks.
+
+    Args:
+        tied: Whether the output matrix is the embedding if no key says so.
+        tensor: Stored name of the output matrix.
+    """
+
+    def read(keys: ConfigReader) -> KeyValues:
+        is_tied = keys("tie_word_embeddings", tied)
+        names = keys("architectures", None) or []
+        is_bare = bool(names) and all(str(name).endswith("Model") for name in names)
+        if not is_tied and is_bare and keys.shapes and tensor not in keys.shapes:
+            return {"lm_head": False}
+        return {"tie_embeddings": is_tied}
+
+    return Converter(read, lambda config: {"tie_word_embeddings": config.lm_head and config.tie_embeddings})
 
 
 # The keys of each kind of RoPE scaling, and the fields of its class.
@@ -108,8 +169,19 @@ _SCALINGS: dict[str, tuple[type[RopeScaling], dict[str, str]]] = {
     "llama3": (Llama3Scaling, _COMMON_KEYS | {"low_freq_factor": "low", "high_freq_factor": "high"}),
     "yarn": (
         YarnScaling,
-        _COMMON_KEYS | {"beta_fast": "fast", "beta_slow": "slow", "attention_factor": "attention_factor"},
+        _COMMON_KEYS
+        | {"beta_fast": "fast", "beta_slow": "slow", "attention_factor": "attention_factor", "truncate": "truncate"},
     ),
+    "longrope": (
+        LongRopeScaling,
+        {
+            "short_factor": "short",
+            "long_factor": "long",
+            "original_max_position_embeddings": "original_max_len",
+            "attention_factor": "attention_factor",
+        },
+    ),
+    "dynamic": (DynamicNTKScaling, {"factor": "factor"}),
 }
 
 
@@ -126,20 +198,40 @@ def read_rotary(keys: ConfigReader, base: float = 10000.0, partial_rotary_factor
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     theta = rope.pop("rope_theta", theta)
     partial_rotary_factor = rope.pop("partial_rotary_factor", partial_rotary_factor)
-    if kind not in ("default", *_SCALINGS):
-        raise StorageError(f"the RoPE scaling is {short_repr(kind)}; known: default, {', '.join(_SCALINGS)}")
-    scaling = None
-    if kind != "default":
-        scaling_class, names = _SCALINGS[kind]
-        options = {field: rope.pop(key) for key, field in names.items() if rope.get(key) is not None}
-        if scaling_class is YarnScaling:
-            options.setdefault("original_max_len", keys("max_position_embeddings"))
-            if rope.get("truncate") is True:
-                del rope["truncate"]  # clearhead always truncates
-        scaling = scaling_class(**options)
+    scaling = None if kind == "default" else _read_scaling(keys, "longrope" if kind == "su" else kind, rope)
     if unknown := {key: value for key, value in rope.items() if value is not None}:
         raise StorageError(f"the RoPE parameters have {unknown}, which is not known here and may change the angles")
     return Rotary(base=float(theta), partial_rotary_factor=partial_rotary_factor, scaling=scaling)
+
+
+def yarn_scale(factor: float, scale: float) -> float:
+    """Return the factor of attention scores that YaRN derives from a scale of DeepSeek."""
+    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _read_scaling(keys: ConfigReader, kind: str, rope: KeyValues) -> RopeScaling:
+    """Return the RoPE scaling, and remove its keys from `rope`."""
+    if kind not in _SCALINGS:
+        raise StorageError(f"the RoPE scaling is {short_repr(kind)}; known: default, {', '.join(_SCALINGS)}")
+    scaling_class, names = _SCALINGS[kind]
+    options = {field: rope.pop(key) for key, field in names.items() if rope.get(key) is not None}
+    if kind == "yarn":
+        options.setdefault("original_max_len", keys("max_position_embeddings"))
+        scales = [rope.pop(key, None) for key in ("mscale", "mscale_all_dim")]
+        if all(scales):
+            first, second = (yarn_scale(options["factor"], scale) for scale in scales)
+            options.setdefault("attention_factor", first / second)
+    elif kind == "dynamic":
+        options["original_max_len"] = keys("max_position_embeddings")
+        rope.pop("original_max_position_embeddings", None)
+    elif kind == "longrope":
+        length = keys("max_position_embeddings")
+        original = options.setdefault("original_max_len", keys("original_max_position_embeddings", None) or length)
+        factor = rope.pop("factor", None) or length / original
+        default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        options.setdefault("attention_factor", default)
+        options |= {name: tuple(map(float, options[name])) for name in ("short", "long")}
+    return scaling_class(**options)
 
 
 def write_rotary(positions: Positions) -> KeyValues:
@@ -156,6 +248,32 @@ def write_rotary(positions: Positions) -> KeyValues:
             scaling = {"rope_type": kind} | {key: value for key, value in values.items() if value is not None}
             keys["rope_scaling"] = scaling
     return {**keys, "rope_parameters": {**scaling, **{k: v for k, v in keys.items() if k != "rope_scaling"}}}
+
+
+def read_layer_rotary(
+    keys: ConfigReader, bases: Mapping[str, float], *, local_base: str | None = None
+) -> dict[str, Rotary]:
+    """Return the rotary positions of each type of layer; a key may contain the base of layers with a window.
+
+    Before transformers 5, one key contained the base of each type, and RoPE scaling applied to full attention only.
+    """
+    parameters = keys("rope_parameters", None) or {}
+    scaling, theta = keys("rope_scaling", None), keys("rope_theta", bases[FULL])
+    local = bases[SLIDING] if local_base is None else keys(local_base, bases[SLIDING])
+    length = {"max_position_embeddings": keys("max_position_embeddings")}
+    older = {FULL: {"rope_theta": theta, "rope_scaling": scaling}, SLIDING: {"rope_theta": local}}
+    return {
+        kind: read_rotary(ConfigReader(length | older[kind] | {"rope_parameters": parameters.get(kind)}), bases[kind])
+        for kind in bases
+    }
+
+
+def write_layer_rotary(config: Any, kinds: list[str]) -> KeyValues:
+    """Return `rope_parameters` of each type of layer."""
+    rotary = config.layer_rotary or (config.positions,)
+    positions: dict[str, Positions] = {FULL: rotary[0], SLIDING: rotary[0]}
+    positions |= {kind: rotary[i % len(rotary)] for i, kind in enumerate(kinds)}
+    return {kind: write_rotary(value)["rope_parameters"] for kind, value in positions.items()}
 
 
 def rotary(base: float = 10000.0) -> Converter:

@@ -3,7 +3,7 @@
 - GPT-2 (Radford et al., 2019): learned positions, pre-norm blocks, matrices stored as (inputs, outputs).
 - GPT-NeoX (Black et al., 2022) and Pythia: parallel attention and feed-forward branches, partial rotary embeddings.
 - Llama (Touvron et al., 2023), with the RoPE scaling of 3.x, and models with the same blocks: SmolLM, TinyLlama,
-  Mistral, Mixtral, Qwen, Phi-3 and Gemma.
+  Mistral, Qwen, Phi-3 and Gemma.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from clearhead.hub.families import common
 from clearhead.hub.families.common import FULL, SLIDING
 from clearhead.hub.family import ConfigReader, Converter, Family, Field, KeyValues
 from clearhead.hub.weight_map import SPLIT, TRANSPOSE, WeightMap, block, split_heads
-from clearhead.masks import Mask, Window, causal, full, lookback, window
+from clearhead.masks import Mask, causal, lookback, window
 from clearhead.models import DecoderConfig
-from clearhead.nn import Biases, Experts, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, SandwichNorm, SwiGLU
+from clearhead.nn import Biases, GeGLU, LayerNorm, Parallel, PreNorm, RMSNorm, SandwichNorm, SwiGLU
 
 
 def _read_gpt2(keys: ConfigReader) -> KeyValues:
@@ -92,7 +92,7 @@ def _rows_neox(config: DecoderConfig) -> tuple[WeightMap, ...]:
 
 GPT_NEOX = Family(
     name="gpt_neox",
-    architecture="GPTNeoXForCausalLM",
+    architecture=common.causal_lm("GPTNeoX"),
     kind=DecoderConfig,
     fields=common.SIZES
     | {
@@ -101,10 +101,12 @@ GPT_NEOX = Family(
         "use_parallel_residual": Field("residual", True, choices={True: Parallel(), False: PreNorm()}),
         "hidden_dropout": ("dropout", 0.0),
         "attention_dropout": ("attention_dropout", 0.0),
-        "tie_word_embeddings": ("tie_embeddings", False),
     },
     rows=_rows_neox,
-    converters=(Converter(_read_neox, _write_neox), common.biases(ff=True, default=True)),
+    converters=(
+        *(Converter(_read_neox, _write_neox), common.biases(ff=True, default=True)),
+        common.lm_head(tensor="embed_out.weight"),
+    ),
     ignored_keys=("classifier_dropout", "is_decoder"),
     # The causal mask and the frequencies, which older versions stored, and the output matrix if it is tied.
     ignored_tensors=(
@@ -115,13 +117,13 @@ GPT_NEOX = Family(
 )
 
 
-_LAYER = "model.layers.#"
-_ROWS = (
+LAYER = "model.layers.#"
+LLAMA_ROWS = (
     WeightMap("model.embed_tokens.weight", "embedding.weight"),
-    *block(_LAYER, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
-    *(WeightMap(f"{_LAYER}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
-    *block(_LAYER, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
-    *block(_LAYER, norm1="input_layernorm", norm2="post_attention_layernorm"),
+    *block(LAYER, **{x: f"self_attn.{x}_proj" for x in "qkvo"}),
+    *(WeightMap(f"{LAYER}.self_attn.{x}_norm.weight", f"blocks.#.attention.{x}_norm.weight") for x in "qk"),
+    *block(LAYER, **{x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}),
+    *block(LAYER, norm1="input_layernorm", norm2="post_attention_layernorm"),
     WeightMap("model.norm.weight", "norm.weight"),
     WeightMap("lm_head.weight", "head.weight"),
 )
@@ -129,7 +131,7 @@ _ROWS = (
 
 LLAMA = Family(
     name="llama",
-    architecture="LlamaForCausalLM",
+    architecture=common.causal_lm("Llama"),
     kind=DecoderConfig,
     fields=common.SIZES
     | {
@@ -137,15 +139,14 @@ LLAMA = Family(
         "head_dim": ("d_head", None),
         "rms_norm_eps": common.eps(RMSNorm, 1e-6),
         "attention_dropout": ("attention_dropout", 0.0),
-        "tie_word_embeddings": ("tie_embeddings", False),
     },
     required={"hidden_act": "silu"},
     defaults={"activation": SwiGLU(), "bias": False},
-    converters=(common.rotary(), common.biases()),
-    rows=_ROWS,
+    converters=(common.rotary(), common.biases(), common.lm_head()),
+    rows=LLAMA_ROWS,
     ignored_keys=("pretraining_tp",),  # splits the same products into slices
     # Frequencies that older versions stored, and the output matrix if it is tied to the embedding.
-    ignored_tensors=(f"{_LAYER}.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
+    ignored_tensors=(f"{LAYER}.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
     prefix="model.",
 )
 
@@ -155,7 +156,8 @@ def _read_window(width: int | None) -> Mask:
     return causal() if width is None else causal() & window(width - 1, 0)
 
 
-def _window(default: int | None) -> Field:
+def sliding_window(default: int | None) -> Field:
+    """Return the field for the mask of all layers, from `sliding_window`."""
     return Field("mask", default, _read_window, lookback)
 
 
@@ -163,41 +165,10 @@ def _window(default: int | None) -> Field:
 MISTRAL = dataclasses.replace(
     LLAMA,
     name="mistral",
-    architecture="MistralForCausalLM",
-    fields=LLAMA.fields | {"sliding_window": _window(4096)},
-    converters=(common.rotary(),),
+    architecture=common.causal_lm("Mistral"),
+    fields=LLAMA.fields | {"sliding_window": sliding_window(4096)},
+    converters=(common.rotary(), common.lm_head()),
     ignored_keys=(),
-)
-
-
-# Mixtral (Jiang et al., 2024): a mixture of experts as the feed-forward network.
-def _write_experts(config: DecoderConfig) -> KeyValues:
-    experts = config.experts or Experts(1, 1)
-    return {"num_local_experts": experts.n, "num_experts_per_tok": experts.top_k}
-
-
-_EXPERTS = Converter(
-    lambda keys: {"experts": Experts(n=keys("num_local_experts", 8), top_k=keys("num_experts_per_tok", 2))},
-    _write_experts,
-)
-_SOURCE, _TARGET = f"{_LAYER}.block_sparse_moe", "blocks.#.feed_forward"
-_MAPS = {"w1": "gate", "w2": "down", "w3": "up"}
-MIXTRAL = dataclasses.replace(
-    MISTRAL,
-    name="mixtral",
-    architecture="MixtralForCausalLM",
-    fields=MISTRAL.fields | {"rms_norm_eps": common.eps(RMSNorm, 1e-5), "sliding_window": _window(None)},
-    converters=(common.rotary(base=1e6), _EXPERTS),
-    rows=(
-        WeightMap(f"{_SOURCE}.gate.weight", f"{_TARGET}.router.weight"),
-        *(
-            WeightMap(f"{_SOURCE}.experts.#.{w}.weight", f"{_TARGET}.experts.#.{name}.weight")
-            for w, name in _MAPS.items()
-        ),
-        *_ROWS,
-    ),
-    # Load balancing and noise of the router in training, and whether its scores are returned.
-    ignored_keys=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
 )
 
 
@@ -205,53 +176,54 @@ MIXTRAL = dataclasses.replace(
 def _write_phi3_rotary(config: DecoderConfig) -> KeyValues:
     rotary = common.write_rotary(config.positions)
     # transformers requires partial_rotary_factor even if it is 1.
-    return rotary | {"rope_parameters": {"partial_rotary_factor": 1.0, **rotary["rope_parameters"]}}
+    rotary |= {"rope_parameters": {"partial_rotary_factor": 1.0, **rotary["rope_parameters"]}}
+    original = rotary["rope_parameters"].get("original_max_position_embeddings")
+    return rotary if original is None else rotary | {"original_max_position_embeddings": original}
 
 
 PHI3 = dataclasses.replace(
     MISTRAL,
     name="phi3",
-    architecture="Phi3ForCausalLM",
-    fields=MISTRAL.fields | {"resid_pdrop": ("dropout", 0.0), "sliding_window": _window(None)},
-    converters=(dataclasses.replace(common.rotary(), write=_write_phi3_rotary),),
+    architecture=common.causal_lm("Phi3"),
+    fields=MISTRAL.fields
+    | {
+        "resid_pdrop": ("dropout", 0.0),
+        "sliding_window": sliding_window(None),
+        "rms_norm_eps": common.eps(RMSNorm, 1e-5),
+    },
+    converters=(dataclasses.replace(common.rotary(), write=_write_phi3_rotary), common.lm_head()),
     # The first matching row is used.
-    rows=(*block(_LAYER, SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"), *_ROWS),
-    # Used only in training, or with RoPE scaling, which is rejected.
+    rows=(*block(LAYER, SPLIT, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"), *LLAMA_ROWS),
+    # Used only in training, or with RoPE scaling, which reads it.
     ignored_keys=("embd_pdrop", "original_max_position_embeddings"),
 )
 
 
 # Qwen2 (2024): biases on queries, keys and values. Qwen3 (2025): norms of queries and keys instead.
-def _read_mask(keys: ConfigReader) -> KeyValues:
-    """Return the mask: `sliding_window` applies only if `use_sliding_window`; mixed layer types are rejected."""
-    width, first = keys("sliding_window", None), keys("max_window_layers", 28)
-    width = width if keys("use_sliding_window", False) else None
-    keys.data["layer_types"] = types = common.read_layer_cycle(
-        keys, lambda i: FULL if width is None or i < first else SLIDING
-    )
-    keys.only("layer_types", [FULL], [SLIDING])
-    return {"mask": causal() if types == [FULL] else _read_window(width)}
+def _read_qwen_masks(keys: ConfigReader) -> KeyValues:
+    """Return the masks: `sliding_window` applies only if `use_sliding_window`, to the layers after the first."""
+    width, first = common.read_used_window(keys), keys("max_window_layers", 28)
+    return common.read_layer_masks(keys, width, lambda i: FULL if width is None or i < first else SLIDING)
 
 
-def _write_mask(config: DecoderConfig) -> KeyValues:
-    width = lookback(config.mask)
-    kind = FULL if width is None else SLIDING
-    window = {"sliding_window": width, "use_sliding_window": width is not None, "layer_types": [kind] * config.n_layers}
-    return window | {"max_window_layers": config.n_layers if width is None else 0}
+def _write_qwen_masks(config: DecoderConfig) -> KeyValues:
+    masks = common.write_layer_masks(config)
+    kinds, is_used = masks["layer_types"], masks["sliding_window"] is not None
+    return masks | {"use_sliding_window": is_used, "max_window_layers": (*kinds, SLIDING).index(SLIDING)}
 
 
 QWEN2 = dataclasses.replace(
     LLAMA,
     name="qwen2",
-    architecture="Qwen2ForCausalLM",
+    architecture=common.causal_lm("Qwen2"),
     defaults=LLAMA.defaults | {"bias": Biases(out=False, ff=False)},
-    converters=(common.rotary(), Converter(_read_mask, _write_mask)),
+    converters=(common.rotary(), Converter(_read_qwen_masks, _write_qwen_masks), common.lm_head()),
     ignored_keys=(),
 )
 QWEN3 = dataclasses.replace(
     QWEN2,
     name="qwen3",
-    architecture="Qwen3ForCausalLM",
+    architecture=common.causal_lm("Qwen3"),
     fields=QWEN2.fields | {"head_dim": ("d_head", 128)},
     converters=(
         *(*QWEN2.converters, common.biases(ff=False)),
@@ -275,17 +247,16 @@ def _read_gates(keys: ConfigReader) -> KeyValues:
 GEMMA = dataclasses.replace(
     LLAMA,
     name="gemma",
-    architecture="GemmaForCausalLM",
+    architecture=common.causal_lm("Gemma"),
     fields=LLAMA.fields
     | {
         "head_dim": ("d_head", 256),
         "rms_norm_eps": common.eps(partial(RMSNorm, unit_offset=True), 1e-6),
-        "tie_word_embeddings": ("tie_embeddings", True),
     },
     required={},
     defaults={"scaled_embedding": True},
     converters=(
-        *(common.rotary(), common.biases(ff=False)),
+        *(common.rotary(), common.biases(ff=False), common.lm_head(tied=True)),
         Converter(_read_gates, lambda config: {"hidden_act": _TANH, "hidden_activation": _TANH}),
     ),
     ignored_keys=(),
@@ -293,39 +264,68 @@ GEMMA = dataclasses.replace(
 
 
 # Gemma 2: sandwich norms, soft-capped scores and logits, and a window in every other layer.
-def _read_gemma2(keys: ConfigReader) -> KeyValues:
-    types = common.read_layer_cycle(keys, lambda i: FULL if i % 2 else SLIDING)
-    masks = {SLIDING: window(keys("sliding_window", 4096) - 1, 0), FULL: full()}
-    scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", 50.0)
-    scores = Scaled(scale) if cap is None else SoftCapped(cap, scale)
-    return {"scores": scores, "layer_masks": tuple(masks[type_] for type_ in types)}
+def _read_gemma2(keys: ConfigReader, *, default_cap: float | None = 50.0, full_every: int = 2) -> KeyValues:
+    masks = common.read_layer_masks(
+        keys, keys("sliding_window", 4096), lambda i: SLIDING if (i + 1) % full_every else FULL
+    )
+    scale, cap = keys("query_pre_attn_scalar", 256) ** -0.5, keys("attn_logit_softcapping", default_cap)
+    return masks | {"scores": Scaled(scale) if cap is None else SoftCapped(cap, scale)}
 
 
 def _write_gemma2(config: DecoderConfig) -> KeyValues:
-    masks, scores = config.layer_masks or (full(),), config.scores
+    scores = config.scores
     scale = getattr(scores, "scale", None) or config.head_width**-0.5
     return {
         "query_pre_attn_scalar": round(scale**-2),
         "attn_logit_softcapping": getattr(scores, "cap", None),
-        "sliding_window": next((mask.before + 1 for mask in masks if isinstance(mask, Window)), config.max_len),
-        "layer_types": [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)],
+        **common.write_layer_masks(config, config.max_len),
     }
 
 
 GEMMA2 = dataclasses.replace(
     GEMMA,
     name="gemma2",
-    architecture="Gemma2ForCausalLM",
+    architecture=common.causal_lm("Gemma2"),
     fields=GEMMA.fields | {"final_logit_softcapping": ("logit_softcap", 30.0)},
     defaults=GEMMA.defaults | {"residual": SandwichNorm()},
     converters=(*GEMMA.converters, Converter(_read_gemma2, _write_gemma2)),
     # Before Llama's rows, because post_attention_layernorm is norm2 there.
     rows=(
-        *block(_LAYER, post_attention="post_attention_layernorm", post_feed_forward="post_feedforward_layernorm"),
-        *block(_LAYER, norm2="pre_feedforward_layernorm"),
-        *_ROWS,
+        *block(LAYER, post_attention="post_attention_layernorm", post_feed_forward="post_feedforward_layernorm"),
+        *block(LAYER, norm2="pre_feedforward_layernorm"),
+        *LLAMA_ROWS,
     ),
     ignored_keys=("cache_implementation",),
 )
 
-DECODERS = (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, PHI3)
+# Gemma 3 (2025), text only: norms of queries and keys, no soft caps, and a smaller rotary base under the window.
+_BASES = {FULL: 1_000_000.0, SLIDING: 10_000.0}
+
+
+def _read_gemma3(keys: ConfigReader) -> KeyValues:
+    pattern = keys("sliding_window_pattern", keys("_sliding_window_pattern", 6))
+    fields = _read_gemma2(keys, default_cap=None, full_every=pattern)
+    cycle = common.read_layer_cycle(keys, lambda i: SLIDING if (i + 1) % pattern else FULL)
+    rotary = common.read_layer_rotary(keys, _BASES, local_base="rope_local_base_freq")
+    positions = tuple(rotary[kind] for kind in cycle)
+    return fields | {
+        "qk_norm": RMSNorm(eps=keys("rms_norm_eps", 1e-6), unit_offset=True),
+        "positions": positions[0],
+        "layer_rotary": positions if len(positions) > 1 else (),
+    }
+
+
+def _write_gemma3(config: DecoderConfig) -> KeyValues:
+    keys = _write_gemma2(config)
+    return keys | {"rope_parameters": common.write_layer_rotary(config, keys["layer_types"])}
+
+
+GEMMA3 = dataclasses.replace(
+    GEMMA2,
+    name="gemma3_text",
+    architecture=lambda config: "Gemma3ForCausalLM" if config.lm_head else "Gemma3TextModel",
+    fields=GEMMA.fields | {"final_logit_softcapping": ("logit_softcap", None)},
+    converters=(*GEMMA.converters[1:], Converter(_read_gemma3, _write_gemma3)),
+)
+
+DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX, GEMMA, GEMMA2, GEMMA3, PHI3)

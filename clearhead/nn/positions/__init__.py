@@ -11,7 +11,15 @@ from typing import ClassVar, Literal, TypeAlias
 
 from clearhead.nn.positions.added import LearnedPositionEmbedding, LearnedPositions, Sinusoidal, SinusoidalPositions
 from clearhead.nn.positions.bias import ALiBi, ALiBiBias, RelativeBias, T5Bias
-from clearhead.nn.positions.rotary import LinearScaling, Llama3Scaling, RopeScaling, Rotary, YarnScaling
+from clearhead.nn.positions.rotary import (
+    DynamicNTKScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    Rotary,
+    YarnScaling,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class NoPE:
 Positions: TypeAlias = Sinusoidal | LearnedPositions | Rotary | RelativeBias | ALiBi | NoPE
 
 __all__ = [
-    "ALiBi", "ALiBiBias", "LearnedPositionEmbedding", "LearnedPositions", "LinearScaling", "Llama3Scaling", "NoPE",
+    "ALiBi", "ALiBiBias", "DynamicNTKScaling", "LearnedPositionEmbedding", "LearnedPositions", "LinearScaling",
+    "Llama3Scaling", "LongRopeScaling", "NoPE",
     "Positions", "RelativeBias", "RopeScaling", "Rotary", "Sinusoidal", "SinusoidalPositions", "T5Bias", "YarnScaling",
 ]  # fmt: skip

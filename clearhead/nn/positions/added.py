@@ -33,7 +33,7 @@ def _require_even_width(width: int) -> int:
 def _sinusoids(positions: Tensor, width: int, choice: Sinusoidal) -> Tensor:
     """Encode positions (…, T) as (…, T, width) in float64: sin, cos, sin, cos, … as in the paper, or sines first."""
     rates = frequencies(width, choice.base, positions.device)
-    angle = positions.to(rates.dtype).unsqueeze(-1) * rates
+    angle = (positions + choice.first).to(rates.dtype).unsqueeze(-1) * rates
     if choice.layout == "split":
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)
@@ -51,6 +51,7 @@ class Sinusoidal(Validated):
     Args:
         base: Base of the frequencies base^(−2i/M).
         layout: "interleaved" alternates sines and cosines; "split" puts all sines first.
+        first: Encoded position of the first token; 2 in M2M100.
 
     >>> Sinusoidal().table(1, 4).tolist()
     [[0.0, 1.0, 0.0, 1.0]]
@@ -59,6 +60,7 @@ class Sinusoidal(Validated):
     kind: ClassVar[Literal["added"]] = "added"
     base: Annotated[float, Range(gt=1)] = 10000.0
     layout: Literal["interleaved", "split"] = "interleaved"
+    first: NonNegativeInt = 0
 
     @classmethod
     def migrate(cls, fields: dict[str, Any]) -> dict[str, Any]:

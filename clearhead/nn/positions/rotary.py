@@ -67,8 +67,9 @@ class YarnScaling(Validated):
     """YaRN (Peng et al., 2023).
 
     Pairs that rotate more than `fast` times within `original_max_len` are kept, pairs that rotate less than `slow`
-    times are slowed down by `factor`, and pairs between are interpolated by index. Queries and keys are also
-    multiplied by `attention_factor`, which sharpens the softmax; None is 0.1 · ln(factor) + 1."""
+    times are slowed down by `factor`, and pairs between are interpolated by index. With `truncate`, the interpolation
+    starts and ends at whole indices. Queries and keys are also multiplied by `attention_factor`, which sharpens the
+    softmax; None is 0.1 · ln(factor) + 1."""
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"trained_len": "original_max_len", "lengthened": "attention_factor"}
     factor: Factor = 1.0
@@ -76,12 +77,15 @@ class YarnScaling(Validated):
     fast: PositiveFloat = 32.0
     slow: PositiveFloat = 1.0
     attention_factor: PositiveFloat | None = None
+    truncate: bool = True
 
     def scale_frequencies(self, frequencies: Tensor, base: float) -> Tensor:
         """Interpolate between divided and kept frequencies (D/2,), by rotations within the original length."""
         pairs = frequencies.shape[0]
-        first = max(math.floor(self._pair_index(self.fast, pairs, base)), 0)
-        last = min(math.ceil(self._pair_index(self.slow, pairs, base)), 2 * pairs - 1)
+        first, last = (self._pair_index(rotations, pairs, base) for rotations in (self.fast, self.slow))
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
         index = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
         slow = ((index - first) / (last - first or 0.001)).clamp(0, 1)
         return frequencies * (1 - slow + slow / self.factor)
@@ -96,7 +100,70 @@ class YarnScaling(Validated):
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
 
-RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True)
+class LongRopeScaling(Validated):
+    """LongRoPE (Ding et al., 2024): divide each frequency by a factor found by search, for Phi-3.
+
+    Sequences of up to `original_max_len` tokens use the factors `short`, longer ones `long`. A cache does not extend
+    across this length, because all its keys would change. Queries and keys are multiplied by `attention_factor`."""
+
+    short: tuple[PositiveFloat, ...]
+    long: tuple[PositiveFloat, ...]
+    original_max_len: PositiveInt = 4096
+    attention_factor: PositiveFloat = 1.0
+
+    def validate(self) -> None:
+        if len(self.short) != len(self.long):
+            raise ConfigError(
+                f"LongRopeScaling: {len(self.short)} short and {len(self.long)} long factors; expected one of each "
+                "per pair of features"
+            )
+
+    @property
+    def attention_scaling(self) -> float:
+        """Scale of the rotated vectors."""
+        return self.attention_factor
+
+    def scale_frequencies(self, frequencies: Tensor, base: float, length: Tensor | int = 0) -> Tensor:
+        """Divide the frequencies (D/2,) by the factors for sequences of `length` tokens."""
+        if len(self.short) != len(frequencies):
+            raise ShapeError(f"LongRopeScaling has {len(self.short)} factors; expected {len(frequencies)} pairs")
+        short, long = (frequencies.new_tensor(factors) for factors in (self.short, self.long))
+        is_long = torch.as_tensor(length, device=frequencies.device) > self.original_max_len
+        return frequencies / torch.where(is_long, long, short)
+
+    def scales_equally(self, length: int, longer: int) -> bool:
+        """Return whether sequences of both lengths have the same frequencies."""
+        return (length > self.original_max_len) == (longer > self.original_max_len)
+
+
+@dataclass(frozen=True)
+class DynamicNTKScaling(Validated):
+    """Dynamic NTK scaling: beyond `original_max_len` the base grows with the length of the sequence.
+
+    A cache does not extend beyond that length, because all its keys would change with every token."""
+
+    attention_scaling: ClassVar[float] = 1.0
+    factor: Factor = 1.0
+    original_max_len: PositiveInt = 2048
+
+    def scale_frequencies(self, frequencies: Tensor, base: float, length: Tensor | int = 0) -> Tensor:
+        """Return the frequencies (D/2,) of the base for sequences of `length` tokens."""
+        pairs = len(frequencies)
+        if pairs == 1:
+            return frequencies  # of angle 1, which no base changes
+        length = torch.as_tensor(length, device=frequencies.device).clamp(min=self.original_max_len)
+        stretch = self.factor * length.to(frequencies.dtype) / self.original_max_len - (self.factor - 1)
+        index = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
+        return frequencies * stretch ** (-index / (pairs - 1))
+
+    def scales_equally(self, length: int, longer: int) -> bool:
+        """Return whether sequences of both lengths have the same frequencies."""
+        return length == longer or longer <= self.original_max_len
+
+
+RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | DynamicNTKScaling
+LENGTH_DEPENDENT = (LongRopeScaling, DynamicNTKScaling)  # their angles depend on the length of the sequence
 
 
 @dataclass(frozen=True)
@@ -134,6 +201,10 @@ class Rotary(Validated):
             )
         return width
 
+    def rotates_equally(self, length: int, longer: int) -> bool:
+        """Return whether a position is rotated by the same angle in sequences of both lengths."""
+        return not isinstance(self.scaling, LENGTH_DEPENDENT) or self.scaling.scales_equally(length, longer)
+
     def rotate(self, x: Float[Tensor, "... T D"], positions: Int[Tensor, "... T"]) -> Float[Tensor, "... T D"]:
         """Rotate x by position.
 
@@ -147,7 +218,11 @@ class Rotary(Validated):
         # Computed in float32 and rounded once at the end: half precision would round the rotation itself.
         acc_dtype = torch.promote_types(x.dtype, torch.float32)
         rates = frequencies(width, self.base, x.device)
-        rates = rates if self.scaling is None else self.scaling.scale_frequencies(rates, self.base)
+        if isinstance(self.scaling, LENGTH_DEPENDENT):
+            length = positions.max() + 1 if positions.numel() else 0
+            rates = self.scaling.scale_frequencies(rates, self.base, length)
+        elif self.scaling is not None:
+            rates = self.scaling.scale_frequencies(rates, self.base)
         angle = broadcast_positions(positions, x).to(rates).unsqueeze(-1) * rates  # (…, T, R/2)
         cos, sin = angle.cos().to(acc_dtype), angle.sin().to(acc_dtype)
         if self.scaling is not None and self.scaling.attention_scaling != 1:
