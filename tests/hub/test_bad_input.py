@@ -167,7 +167,7 @@ def test_load_does_not_run_code_of_the_folder(llama):
     ("name", "change", "words"),
     [
         ("qwen2", {"num_hidden_layers": 10**12}, ("num_hidden_layers", "10,000")),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types", "cannot express")),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types", "sliding_window is None")),
         ("modernbert", {"num_hidden_layers": 10**12}, ("num_hidden_layers", "10,000")),
         ("modernbert", {"layer_types": ["full_attention"]}, ("layer_types", "expected 5")),
         ("modernbert", {"local_attention": -6}, ("modernbert", "-3")),

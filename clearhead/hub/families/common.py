@@ -121,8 +121,10 @@ def read_used_window(keys: ConfigReader) -> int | None:
 def read_layer_masks(keys: ConfigReader, width: int | None, default_type: Callable[[int], str]) -> KeyValues:
     """Return the masks of causal layers of full attention and of attention under a window of `width` keys."""
     cycle = read_layer_cycle(keys, default_type)
-    if SLIDING not in cycle or width is None:
+    if SLIDING not in cycle:
         return {}
+    if width is None:
+        raise StorageError(f"layer_types contains {SLIDING!r}, and sliding_window is None; expected a number of keys")
     sliding = window(width - 1, 0)
     if cycle == [SLIDING]:
         return {"mask": causal() & sliding}
