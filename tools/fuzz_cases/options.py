@@ -73,14 +73,18 @@ def _numeric(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, tuple[
     options = [
         parameter.opts[0]
         for parameter in command.params
-        if parameter.opts[0].startswith("-") and _is_number(parameter.type_descriptor.annotation)
+        if parameter.opts[0].startswith("-") and _is_numeric(parameter)
     ]
     if options:
         yield " ".join(words), tuple(options)
 
 
-def _is_number(annotation: Any) -> bool:
-    """Return whether an option is an int, a float, or one of them or None."""
+def _is_numeric(parameter: Any) -> bool:
+    """Return whether a parameter is an int, a float, or one of them or None."""
+    descriptor = getattr(parameter, "type_descriptor", None)
+    if descriptor is None:  # typer before 0.28, whose parameters have the types of click
+        return str(parameter.type.name).partition(" ")[0] in ("integer", "float")
+    annotation = descriptor.annotation
     return annotation in (int, float) or any(name in str(annotation) for name in ("int |", "float |", "| int"))
 
 
