@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -15,8 +15,16 @@ from clearhead.cli.app import run_app
 from clearhead.cli.options import Json, argument, option, parse_dtype, resolve_device
 from clearhead.cli.output import FIGURES, console, emit, print_line, progress, show_picture, table, writing
 
+if TYPE_CHECKING:
+    from benchmarks.timed import Timing
+
 Out = Annotated[Path, option("Output file: .png or .svg.", "--out", "-o")]
 Device = Annotated[str | None, option("cpu or cuda. Default: a GPU if available.")]
+
+Sections = Annotated[list[str] | None, option("Run this section only. Repeatable.", "--section")]
+Batches = Annotated[list[int] | None, option("Measure this batch size only. Repeatable.", "--batch", min=1)]
+Filter = Annotated[str, option("Measure only rows whose name contains this.", "--filter")]
+Resume = Annotated[Path | None, option("Resume from this results file of the same machine.", "--resume")]
 
 app = typer.Typer(
     name="benchmarks",
@@ -68,25 +76,80 @@ def attention(
 
 @app.command()
 def sparse(
-    out: Annotated[Path, option("Results file, written after every row.")] = Path("sparse.json"),
-    smoke: Annotated[bool, option("Smoke test: 16,384 tokens and head dim 64 only.", "--smoke")] = False,
-    flex: Annotated[bool, option("Also measure FlexAttention (requires compilation).")] = True,
+    out: Annotated[
+        Path | None,
+        option(
+            "Results file, written after every row. Default: sparse.json, or sparse-changing.json.", show_default=False
+        ),
+    ] = None,
+    changing: Annotated[
+        bool, option("Masks and lengths that change at every step, in wall-clock time.", "--changing")
+    ] = False,
+    sections: Sections = None,
+    smoke: Annotated[bool, option("Smoke test with few or tiny sizes.", "--smoke")] = False,
+    flex: Annotated[bool, option("Also measure FlexAttention and other peers (requires compilation).")] = True,
     lengths: Annotated[list[int] | None, option("Measure this length only. Repeatable.", "--length", min=1)] = None,
     widths: Annotated[list[int] | None, option("Measure this head dim only. Repeatable.", "--width", min=1)] = None,
+    batches: Batches = None,
+    filter_: Filter = "",
     time_limit: Annotated[float, option("Start no further row after this time, in seconds.")] = 240.0,
-    earlier: Annotated[Path | None, option("Resume from this results file of the same machine.", "--resume")] = None,
+    earlier: Resume = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Measure sparse attention and FlexAttention relative to dense attention, for a catalogue of masks."""
+    """Measure sparse attention and FlexAttention for a catalogue of masks, or masks that change at every step."""
+    device = resolve_device(device)
+    if changing:
+        return _changing(
+            out or Path("sparse-changing.json"), device, sections, smoke, flex, lengths, batches, filter_, time_limit,
+            earlier, json,
+        )  # fmt: skip
     from benchmarks.sparse import line, measure, options_for, read_rows
 
-    device = resolve_device(device)
+    out = out or Path("sparse.json")
     options = options_for(device, smoke=smoke, flex=flex and device != "cpu", seconds=time_limit)
     options = replace(options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths))
     earlier_rows = read_rows(earlier) if earlier is not None else ()
     rows = measure(options, out, on_row=_lines(json, line), earlier=earlier_rows)
     _results(rows, json, f"results written to {out}")
+
+
+def _changing(
+    out: Path,
+    device: str,
+    sections: list[str] | None,
+    smoke: bool,
+    peers: bool,
+    lengths: list[int] | None,
+    batches: list[int] | None,
+    name_filter: str,
+    time_limit: float,
+    earlier: Path | None,
+    json: bool,
+) -> None:
+    """Run `sparse --changing`."""
+    from benchmarks.changing import measure, options_for
+    from benchmarks.timed import line
+
+    sizes: dict[str, Any] = {"lengths": tuple(lengths or ()), "batches": tuple(batches or ())}
+    options = replace(options_for(device, smoke=smoke), peers=peers, name_filter=name_filter, **sizes)
+    limits: dict[str, Any] = {"sections": sections or (), "time_limit": time_limit}
+    rows = measure(options, out, **limits, on_row=_lines(json, line), earlier=_earlier(earlier))
+    _timings(rows, out, json)
+
+
+def _earlier(path: Path | None) -> list[Timing]:
+    """Return the rows of an earlier run with sections; none without a file."""
+    from benchmarks.timed import read_rows
+
+    return read_rows(path) if path is not None and path.exists() else []
+
+
+def _timings(rows: list[Timing], out: Path, json: bool) -> None:
+    """Print rows with times of several implementations: as JSON, or a table of their ratios."""
+    from benchmarks.timed import SUMMARY_COLUMNS, summary_cells
+
+    _results(rows, json, table(SUMMARY_COLUMNS, summary_cells(rows)), f"results written to {out}")
 
 
 @app.command()

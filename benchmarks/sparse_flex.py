@@ -2,23 +2,19 @@
 
 Masks with data become lookups in a tensor with one or a few values per position.
 
-Compilation takes most of the time of a run. Worker processes therefore run each call once in advance and compile in
-parallel; the measuring process reads the kernels from the disk caches of Triton and torch. The workers have ended
-before anything is timed.
+Compilation takes most of the time of a run, so worker processes compile in advance (`benchmarks/ahead.py`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial, reduce
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.ahead import run_ahead
 from clearhead.masks import Atom, Documents, Mask, Scattered, fold
 from clearhead.masks.regions import PairGrid
 
@@ -83,29 +79,8 @@ Key = tuple[str, int, int]  # name of a pattern, length, width; patterns contain
 
 def compile_ahead(options: Options, jobs: Sequence[Job], seconds: float) -> set[Key]:
     """Run each job once in `options.workers` processes, for at most `seconds`, and return the keys of finished jobs."""
-    done: set[Key] = set()
-    if seconds <= 0:
-        return done
-    pool = ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=_limit_compile_threads)
-    keys = {pool.submit(_run_job, options, job.key, job.flex): job.key for job in jobs}
-    try:
-        for future in as_completed(keys, timeout=seconds):
-            if future.exception() is None:  # a failing job fails again when it is measured, and is noted there
-                done.add(keys[future])
-    except TimeoutError:
-        pass  # the remaining kernels are compiled when they are measured
-    processes = list(pool._processes.values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join()
-    return done
-
-
-def _limit_compile_threads() -> None:
-    """Prevent torch's compiler from starting one process per core in each worker."""
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    tasks = {job.key: partial(_run_job, options, job.key, job.flex) for job in jobs}
+    return run_ahead(tasks, workers=options.workers, seconds=seconds)
 
 
 def _run_job(options: Options, key: Key, flex: bool) -> None:
@@ -120,7 +95,3 @@ def _run_job(options: Options, key: Key, flex: bool) -> None:
     call(*tensors[:3])
     leaves = [x.detach().requires_grad_() for x in tensors[:3]]
     call(*leaves).backward(tensors[3])
-    if tensors[0].is_cuda:
-        torch.cuda.synchronize()
-        del tensors, leaves
-        torch.cuda.empty_cache()  # the workers share the memory of one device

@@ -1,0 +1,54 @@
+"""Compilation in advance: worker processes run calls once, and the measuring process reads the compilers' disk caches.
+
+Compilation takes most of the time of a run. The workers have ended before anything is timed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+def run_ahead(tasks: Mapping[K, Callable[[], object]], *, workers: int, seconds: float) -> set[K]:
+    """Run picklable tasks in worker processes, for at most `seconds`, and return the keys of those that succeeded.
+
+    A task that fails is skipped, because the same call fails again when it is measured, and is noted there.
+    """
+    done: set[K] = set()
+    if seconds <= 0 or not workers or not tasks:
+        return done
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_limit_compile_threads)
+    keys = {pool.submit(_run, task): key for key, task in tasks.items()}
+    try:
+        for future in as_completed(keys, timeout=seconds):
+            if future.exception() is None:
+                done.add(keys[future])
+    except TimeoutError:
+        pass  # the remaining kernels are compiled when they are measured
+    processes = list(pool._processes.values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
+    return done
+
+
+def _limit_compile_threads() -> None:
+    """Prevent torch's compiler from starting one process per core in each worker."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+def _run(task: Callable[[], object]) -> None:
+    """Run a task in a worker and free the memory of the GPU, which all workers share."""
+    import torch
+
+    task()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
