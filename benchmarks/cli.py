@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
+from benchmarks.report import print_results, print_rows, run_sections
 from clearhead.cli.app import run_app
 from clearhead.cli.options import Json, argument, option, parse_dtype, resolve_device
 from clearhead.cli.output import FIGURES, console, emit, print_line, progress, show_picture, table, writing
-
-if TYPE_CHECKING:
-    from benchmarks.timed import Timing
 
 Out = Annotated[Path, option("Output file: .png or .svg.", "--out", "-o")]
 Device = Annotated[str | None, option("cpu or cuda. Default: a GPU if available.")]
@@ -35,19 +31,6 @@ app = typer.Typer(
 )
 plot = typer.Typer(help="Draw measured results to a PNG or SVG file.", no_args_is_help=True)
 app.add_typer(plot, name="plot")
-
-
-def _lines(json: bool, line: Callable[[Any], str] = str) -> Callable[[Any], None]:
-    """Return a callback that prints each row as it is measured, unless JSON is requested."""
-    return lambda row: None if json else print(line(row), flush=True)
-
-
-def _results(rows: Sequence[Any], json: bool, *output: RenderableType) -> None:
-    """Print all rows as one JSON document, or `output` without --json."""
-    from benchmarks.results import machine, versions
-
-    documents = [row if isinstance(row, dict) else row.to_dict() for row in rows]
-    emit(json, {"machine": machine(), "versions": versions(), "rows": documents}, *output)
 
 
 def _yes(condition: bool) -> str:
@@ -71,7 +54,7 @@ def attention(
         (r.name, f"{r.value_ms:.2f}", f"{r.baseline_ms:.2f}", f"{r.ratio:.3f}", f"≤ {r.target:g}", _yes(r.meets_target))
         for r in rows
     ]
-    _results(rows, json, table(("benchmark", "value, ms", "baseline, ms", "ratio", "target", "met"), cells))
+    print_results(rows, json, table(("benchmark", "value, ms", "baseline, ms", "ratio", "target", "met"), cells))
 
 
 @app.command()
@@ -110,8 +93,8 @@ def sparse(
     options = options_for(device, smoke=smoke, flex=flex and device != "cpu", seconds=time_limit)
     options = replace(options, lengths=tuple(lengths or options.lengths), widths=tuple(widths or options.widths))
     earlier_rows = read_rows(earlier) if earlier is not None else ()
-    rows = measure(options, out, on_row=_lines(json, line), earlier=earlier_rows)
-    _results(rows, json, f"results written to {out}")
+    rows = measure(options, out, on_row=print_rows(json, line), earlier=earlier_rows)
+    print_results(rows, json, f"results written to {out}")
 
 
 def _changing(
@@ -129,27 +112,10 @@ def _changing(
 ) -> None:
     """Run `sparse --changing`."""
     from benchmarks.changing import measure, options_for
-    from benchmarks.timed import line
 
     sizes: dict[str, Any] = {"lengths": tuple(lengths or ()), "batches": tuple(batches or ())}
     options = replace(options_for(device, smoke=smoke), peers=peers, name_filter=name_filter, **sizes)
-    limits: dict[str, Any] = {"sections": sections or (), "time_limit": time_limit}
-    rows = measure(options, out, **limits, on_row=_lines(json, line), earlier=_earlier(earlier))
-    _timings(rows, out, json)
-
-
-def _earlier(path: Path | None) -> list[Timing]:
-    """Return the rows of an earlier run with sections; none without a file."""
-    from benchmarks.timed import read_rows
-
-    return read_rows(path) if path is not None and path.exists() else []
-
-
-def _timings(rows: list[Timing], out: Path, json: bool) -> None:
-    """Print rows with times of several implementations: as JSON, or a table of their ratios."""
-    from benchmarks.timed import SUMMARY_COLUMNS, summary_cells
-
-    _results(rows, json, table(SUMMARY_COLUMNS, summary_cells(rows)), f"results written to {out}")
+    run_sections(measure, options, out, sections=sections, time_limit=time_limit, earlier=earlier, json=json)
 
 
 @app.command()
@@ -168,8 +134,8 @@ def auto(
 
     dtype_ = None if dtype is None else parse_dtype(dtype, "float32", "bfloat16", "float16")
     options = options_for(resolve_device(device), time_limit, width=width, dtype=dtype_)
-    rows = measure(options, out, on_row=_lines(json, line))
-    _results(rows, json, f"{summary(rows)}; results written to {out}")
+    rows = measure(options, out, on_row=print_rows(json, line))
+    print_results(rows, json, f"{summary(rows)}; results written to {out}")
 
 
 @app.command()
@@ -182,8 +148,8 @@ def tracing(
     from benchmarks.tracing import line, measure, options_for
 
     options = options_for(resolve_device(device))
-    rows = measure(options, out, on_row=_lines(json, line))
-    _results(rows, json, f"results written to {out}")
+    rows = measure(options, out, on_row=print_rows(json, line))
+    print_results(rows, json, f"results written to {out}")
 
 
 @app.command()
@@ -199,7 +165,7 @@ def generation(
     times = {"cached_s": result.cached, "recomputed_s": result.recomputed, "speedup": result.speedup}
     row = {"name": f"greedy, {max_new_tokens} tokens after {prompt}", **times, "same_ids": result.same_ids}
     cells = [(f"{result.cached:.2f}", f"{result.recomputed:.2f}", f"{result.speedup:.1f}", _yes(result.same_ids))]
-    _results([row], json, table(("with cache, s", "without, s", "speedup", "same ids"), cells))
+    print_results([row], json, table(("with cache, s", "without, s", "speedup", "same ids"), cells))
 
 
 @app.command()
@@ -217,8 +183,37 @@ def engine(
     from benchmarks.engine import Setting, line, measure
 
     setting = Setting(resolve_device(device), data, smoke)
-    rows = measure(setting, out, name_filter=filter_, on_row=_lines(json, line))
-    _results(rows, json, f"results written to {out}")
+    rows = measure(setting, out, name_filter=filter_, on_row=print_rows(json, line))
+    print_results(rows, json, f"results written to {out}")
+
+
+@app.command()
+def decode(
+    out: Annotated[Path, option("Results file, written after every row.")] = Path("decode.json"),
+    sections: Sections = None,
+    models: Annotated[
+        list[str] | None, option("Measure only models with this in their name. Repeatable.", "--model")
+    ] = None,
+    contexts: Annotated[list[int] | None, option("Measure this context only. Repeatable.", "--context", min=1)] = None,
+    batches: Batches = None,
+    filter_: Filter = "",
+    prompts: Annotated[int, option("Number of prompts of mixed lengths.", min=2)] = 2_000,
+    max_prefill: Annotated[int, option("Skip steps after more prompt tokens.", min=1)] = 300_000,
+    peers: Annotated[bool, option("Also measure plain torch and transformers (requires compilation).")] = True,
+    smoke: Annotated[bool, option("Smoke test with tiny sizes; timings are not meaningful.", "--smoke")] = False,
+    time_limit: Annotated[float, option("Start no further row after this time, in seconds.")] = 240.0,
+    earlier: Resume = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Measure decode steps over models, batch sizes and contexts; prefill, sampling, beam search, mixed prompts."""
+    from benchmarks.decoding import measure, options_for
+
+    sizes: dict[str, Any] = {"models": tuple(models or ()), "contexts": tuple(contexts or ())}
+    sizes |= {"batches": tuple(batches or ()), "n_prompts": prompts, "max_prefill": max_prefill}
+    options = options_for(resolve_device(device), smoke=smoke)
+    options = replace(options, **sizes, peers=peers, name_filter=filter_)
+    run_sections(measure, options, out, sections=sections, time_limit=time_limit, earlier=earlier, json=json)
 
 
 @app.command()
@@ -247,7 +242,7 @@ def study(
     out = Path(f"study-{name}{'-smoke' if smoke else ''}.json") if out is None else out
     options: dict[str, Any] = {"seeds": seeds, "smoke": smoke, "data": data, "jobs": jobs}
     try:
-        record = studies.run_study(studies.study(name), out, **options, on_row=_lines(json))
+        record = studies.run_study(studies.study(name), out, **options, on_row=print_rows(json))
     except KeyboardInterrupt:
         print_line(f"interrupted; the same command resumes from {out}")
         raise
@@ -269,7 +264,7 @@ def explore(
         for r in rows
     ]
     columns = ("panel", "keys", "median, ms", "p95, ms", "max, ms", f"p95 ≤ {rows[0].target_ms:g} ms")
-    _results(rows, json, table(columns, cells))
+    print_results(rows, json, table(columns, cells))
 
 
 @app.command()

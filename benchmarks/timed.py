@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,10 @@ from clearhead.errors import StorageError
 
 Sizes = dict[str, int]
 MAX_ROUNDS = 60
+WARM_UP_LIMIT = 45.0  # seconds, after which an implementation is abandoned, for example because it compiles
+ROW_LIMIT = 90.0  # seconds
+HOPELESS = 5.0  # an implementation that is slower than the fastest one by this factor may be called only once,
+MIN_HOPELESS = 0.05  # if it takes at least this time, in seconds
 TOLERANCE = 1e-9  # of a ratio, for rounding
 
 
@@ -72,11 +79,15 @@ class Timing(Row):
 
 @dataclass(frozen=True)
 class Contender:
-    """One implementation: `run(prepare(step))` is timed, without `prepare`."""
+    """One implementation: `run(prepare(step))` is timed, without `prepare`.
+
+    With `stops_early`, one call is enough if it is far slower than the contenders before it.
+    """
 
     name: str
     run: Callable[[Any], object]
     prepare: Callable[[int], Any] = lambda step: step
+    stops_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,11 +98,13 @@ class Job:
         row: The row without times.
         measure: Measures into the row.
         ahead: Functions that compile the kernels of the row, run in other processes before anything is timed.
+        limit: Seconds after which the row is abandoned.
     """
 
     row: Timing
     measure: Callable[[Timing], None]
     ahead: tuple[partial[Any], ...] = ()
+    limit: float = ROW_LIMIT
 
 
 # ---------------------------------------------------------------------- measurement
@@ -101,31 +114,31 @@ def time_contenders(row: Timing, contenders: Sequence[Contender], *, seconds: fl
     """Time all contenders alternately, each for at most about `seconds`, and add the results to the row.
 
     The device is synchronized before and after each call, so host and device time are both included. The first two
-    calls of a contender are not timed, unless the second one alone takes longer than `seconds`.
+    calls of a contender only warm up, unless the second one alone takes longer than `seconds`. A contender whose first
+    call is far slower than the others is not called again.
     """
     times: dict[str, list[float]] = {}
     active: dict[str, Contender] = {}
-    step = 0
     for contender in contenders:
-        duration = _warm_up(row, contender, device)
-        if duration is None:
-            continue
-        times[contender.name] = [duration] if duration > seconds else []
-        if duration <= seconds:
-            active[contender.name] = contender
-    gc.collect()
+        fastest = min((min(values) for values in times.values()), default=float("inf"))
+        durations = _warm_up(row, contender, device, max(MIN_HOPELESS, HOPELESS * fastest))
+        if durations:
+            times[contender.name] = durations[-1:]
+            if len(durations) == 2 and durations[1] <= seconds:
+                active[contender.name] = contender
+    measured = {name: [] if name in active else values for name, values in times.items()}
     gc.disable()
     try:
         for step in range(2, 2 + MAX_ROUNDS):
             for name in list(active) if step % 2 else list(reversed(active)):
-                _time_round(row, active[name], times, step, device)
-                if name in row.notes or sum(times[name]) > seconds:
+                _time_round(row, active[name], measured, step, device)
+                if name in row.notes or sum(measured[name]) > seconds:
                     del active[name]
             if not active:
                 break
     finally:
         gc.enable()
-    for name, values in times.items():
+    for name, values in measured.items():
         if values and name not in row.notes:
             add_times(row, name, values)
 
@@ -156,7 +169,7 @@ def synchronize(device: str) -> None:
 
 def release_memory() -> None:
     """Free the tensors of the last row, and return unused GPU memory to the driver."""
-    gc.collect()
+    gc.collect(1)  # objects of the last rows; a full collection would take longer than most rows
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
@@ -166,16 +179,46 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def _warm_up(row: Timing, contender: Contender, device: str) -> float | None:
-    """Run a contender twice and return the duration of the second call, or None and a note if it fails."""
+def _warm_up(row: Timing, contender: Contender, device: str, hopeless: float) -> list[float]:
+    """Run a contender twice, or once if that takes longer than `hopeless` seconds, and return the durations.
+
+    If it fails, return nothing and add a note to the row.
+    """
+    durations: list[float] = []
     try:
-        contender.run(contender.prepare(0))
-        arguments = contender.prepare(1)
-        return timed(lambda: contender.run(arguments), device)
+        with abandon_after(WARM_UP_LIMIT):
+            for step in range(2):
+                arguments = contender.prepare(step)
+                durations.append(timed(partial(contender.run, arguments), device))
+                if contender.stops_early and durations[0] > hopeless:
+                    break
     except Exception as error:  # peers and compilers may raise anything; the row is kept
         row.notes[contender.name] = describe_error(error)
-    release_memory()
-    return None
+        release_memory()
+        return []
+    return durations
+
+
+@contextmanager
+def abandon_after(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after some time. It has no effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def abandon(number: int, frame: object) -> None:
+        raise TimeoutError(f"abandoned after {seconds:.0f} s")
+
+    start = time.monotonic()
+    previous = signal.signal(signal.SIGALRM, abandon)
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        if outer:  # an enclosing block
+            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - start), 1e-3))
 
 
 def _time_round(row: Timing, contender: Contender, times: dict[str, list[float]], step: int, device: str) -> None:
@@ -195,6 +238,7 @@ def run_jobs(
     out: Path | None = None,
     *,
     seconds: float = float("inf"),
+    on_start: Callable[[Timing], None] = lambda row: None,
     on_row: Callable[[Timing], None] = lambda row: None,
     earlier: Sequence[Timing] = (),
     finish: Callable[[Sequence[Timing]], Iterable[Timing]] = lambda rows: (),
@@ -204,7 +248,8 @@ def run_jobs(
     Args:
         jobs: Jobs in order of importance.
         out: Results file, written after each row.
-        seconds: Start no further job after this time.
+        seconds: Start no further job after this time; the last one is abandoned a few seconds later.
+        on_start: Called before each row.
         on_row: Called after each row.
         earlier: Rows of an earlier run.
         finish: Returns additional rows that follow from all measured rows.
@@ -217,8 +262,10 @@ def run_jobs(
         if time.monotonic() > deadline:
             break
         row = job.row
+        on_start(row)
         try:
-            job.measure(row)
+            with abandon_after(min(job.limit, max(5.0, deadline - time.monotonic()))):
+                job.measure(row)
         except Exception as error:
             row.notes["row"] = describe_error(error)
         rows[row.key] = row

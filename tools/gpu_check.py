@@ -3,8 +3,7 @@
     python tools/gpu_check.py --out FOLDER --seconds 330
 
 Several checks run at the same time, so timings are not meaningful. The tool prints each result as it arrives, then the
-last lines of the checks that failed; `checks.log` in the folder has the whole output. The exit status is 1 if a check
-failed.
+last lines of the failed checks; `checks.log` in the folder has the whole output. The exit status is 1 after a failure.
 """
 
 from __future__ import annotations
@@ -77,6 +76,8 @@ def _benchmarks(out: Path) -> Iterator[Check]:
     commands: dict[str, tuple[str, ...]] = {
         "engine": ("--smoke", "--out", str(out / "engine.json")),
         "sparse": ("--smoke", *limited, "--out", str(out / "sparse.json")),
+        "sparse --changing": ("--smoke", *limited, "--out", str(out / "changing.json")),
+        "decode": ("--smoke", *limited, "--out", str(out / "decode.json")),
         "auto": (*limited, "--out", str(out / "auto.json")),
         "tracing": ("--out", str(out / "tracing.json")),
         "attention": ("--repeats", "3"),
@@ -84,7 +85,7 @@ def _benchmarks(out: Path) -> Iterator[Check]:
         "scaling": ("--longest", "256", "--device", "cuda", "--out", str(out / "scaling.png")),
     }
     for name, options in commands.items():
-        yield Check(f"benchmarks {name}", (sys.executable, "-m", "benchmarks", name, *options))
+        yield Check(f"benchmarks {name}", (sys.executable, "-m", "benchmarks", *name.split(), *options))
 
 
 def _fuzzing() -> Check:

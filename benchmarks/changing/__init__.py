@@ -30,12 +30,12 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Job]]] = {
     "training": training.jobs,
     "auto": choices.jobs,
 }
-AHEAD_SHARE = 0.5  # of the time limit, for compilation in worker processes
+AHEAD_SHARE = 0.3  # of the time limit, for compilation in worker processes
 
 
 def options_for(device: str, *, smoke: bool = False) -> Options:
     """Return the sizes of a GPU run in bfloat16, or small sizes in float32 for a CPU."""
-    options = Options(device=device, smoke=smoke, seconds=0.02 if smoke else 0.4)
+    options = Options(device=device, smoke=smoke, seconds=0.02 if smoke else 0.15)
     return replace(options, dtype=torch.float32, heads=2, width=16) if device == "cpu" else options
 
 
@@ -45,6 +45,7 @@ def measure(
     *,
     sections: Sequence[str] = (),
     time_limit: float = float("inf"),
+    on_start: Callable[[Timing], None] = lambda row: None,
     on_row: Callable[[Timing], None] = lambda row: None,
     earlier: Sequence[Timing] = (),
 ) -> list[Timing]:
@@ -55,6 +56,7 @@ def measure(
         out: Results file, written after each row.
         sections: Names of `SECTIONS`; by default all.
         time_limit: Start no further row after this time, in seconds.
+        on_start: Called before each row.
         on_row: Called after each row.
         earlier: Rows of an earlier run.
     """
@@ -66,7 +68,7 @@ def measure(
     if options.is_gpu:
         _compile_ahead(jobs, {row.key for row in earlier}, AHEAD_SHARE * time_limit)
     remaining = time_limit - (time.monotonic() - start)
-    return run_jobs(jobs, out, seconds=remaining, on_row=on_row, earlier=earlier)
+    return run_jobs(jobs, out, seconds=remaining, on_start=on_start, on_row=on_row, earlier=earlier)
 
 
 def _compile_ahead(jobs: Sequence[Job], measured: set[tuple[str, ...]], seconds: float) -> None:

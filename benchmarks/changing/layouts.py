@@ -2,7 +2,8 @@
 
 Every step draws documents of random lengths (exponential, 1,024 tokens on average) and random prefixes, as a data
 loader does; only the attention call is timed, with the construction of its mask. FlexAttention reads the layout from
-fixed tensors, so that nothing is compiled again, and creates its block mask with a compiled `create_block_mask`.
+fixed tensors, so that nothing is compiled again, and creates its block mask with a compiled `create_block_mask`. Since
+compilation for one size takes half a minute, it is measured at selected points, or at all points of a selected length.
 
     B batch   T tokens
 """
@@ -29,6 +30,8 @@ BATCHES = (1, 4)
 MEAN_DOCUMENT = 1024
 MAX_PREFIX = 0.5  # of a document
 WINDOW = 512
+FLEX_LENGTH = 16384
+FLEX_MASK = "causal & documents"
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,16 @@ def jobs(options: Options) -> Iterator[Job]:
             for name in PATTERNS:
                 if options.name_filter in name:
                     row = Timing(section="layouts", name=name, sizes={"batch": batch, "length": length})
-                    ahead = [partial(_run_once, options, name, batch, length, False)]
-                    ahead += [partial(_run_once, options, name, batch, length, True)] * _has_peers(options)
+                    ahead = [partial(_run_once, options, name, 1, LENGTHS[0], False)]
+                    if _has_flex(options, name, batch, length):
+                        ahead.append(partial(_run_once, options, name, batch, length, True))
                     yield Job(row, partial(_measure, options, name, batch, length), tuple(ahead))
+
+
+def _has_flex(options: Options, name: str, batch: int, length: int) -> bool:
+    """Return whether FlexAttention is measured at a point: without --length, one mask or one length."""
+    n_differences = (name != FLEX_MASK) + (length != FLEX_LENGTH) + (batch != 1)
+    return _has_peers(options) and (n_differences <= 1 or bool(options.lengths))
 
 
 def _has_peers(options: Options) -> bool:
@@ -158,7 +168,7 @@ def _measure(options: Options, name: str, batch: int, length: int, row: Timing) 
     draw = partial(draw_layout, batch=batch, length=length, device=options.device)
     contenders = _attention(pattern, draw, qkv, grad)
     if _has_peers(options):
-        makers = {"flex": lambda: _flex(pattern, draw, qkv, grad)}
+        makers = {"flex": lambda: _flex(pattern, draw, qkv, grad)} if _has_flex(options, name, batch, length) else {}
         if pattern.varlen is not None:
             makers["varlen"] = lambda: _varlen(pattern.varlen or {}, draw, qkv, grad)
         for peer, make in makers.items():
@@ -191,6 +201,15 @@ def _flex(pattern: Pattern, draw: Draw, qkv: QKV, grad: Tensor) -> Contender:
     return Contender("flex", lambda layout: forward_backward(flex(layout), qkv, grad), draw)
 
 
+@lru_cache
+def _compiled_flex() -> tuple[Any, Any]:
+    """Return `create_block_mask` and `flex_attention`, compiled once for each size."""
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    torch._dynamo.config.recompile_limit = 64  # more masks and sizes than a training run has
+    create, attend = (torch.compile(f, dynamic=False) for f in (flex.create_block_mask, flex.flex_attention))
+    return create, attend
+
+
 class Flex:
     """FlexAttention with a block mask that is created at each step from fixed tensors.
 
@@ -200,11 +219,8 @@ class Flex:
     """
 
     def __init__(self, pattern: Pattern, layout: Layout) -> None:
-        flex = importlib.import_module("torch.nn.attention.flex_attention")
-        torch._dynamo.reset()  # otherwise all masks together exceed the recompilation limit
         self._layout = layout
-        self._create: Any = torch.compile(flex.create_block_mask, dynamic=False)
-        self._attend: Any = torch.compile(flex.flex_attention, dynamic=False)
+        self._create, self._attend = _compiled_flex()
 
         def visible(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
             return pattern.visible(layout, b, q_idx, kv_idx)

@@ -34,7 +34,7 @@ def jobs(options: Options) -> Iterator[Job]:
         for length in options.lengths_or(LENGTHS):
             for pattern in options.catalogue:
                 row = Timing(section="lengths", name=pattern.name, sizes={"batch": batch, "length": length})
-                ahead = (partial(_run_once, options, pattern.name, length),)
+                ahead = (partial(run_once, options, pattern.name, 1024 if length < 8192 else 16384),)
                 yield Job(row, partial(_measure, options, pattern, batch, length), ahead)
 
 
@@ -70,8 +70,8 @@ def _run(arguments: Arguments) -> None:
     forward_backward(attend_under(mask, sparse_impl(mask)), qkv, grad)
 
 
-def _run_once(options: Options, name: str, length: int) -> None:
-    """Compile the kernels of a row, in a worker."""
+def run_once(options: Options, name: str, length: int) -> None:
+    """Compile the kernels of a mask, in a worker."""
     mask = next(pattern.mask(length) for pattern in CATALOGUE if pattern.name == name)
     mask = move_data(mask, options.device)
     _run((mask, *tensors(options, 1, length)))

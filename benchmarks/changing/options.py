@@ -42,7 +42,7 @@ class Options:
     lengths: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
     name_filter: str = ""
-    seconds: float = 0.4
+    seconds: float = 0.15
     peers: bool = True
     smoke: bool = False
 

@@ -21,7 +21,7 @@ from clearhead.errors import MissingDependencyError
 from clearhead.masks import documents
 from clearhead.nn import apply_mask
 
-LENGTHS = (16384, 65536)
+LENGTHS = (16384,)
 VOCAB_SIZE = 8192
 SIZES = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
 SMOKE_SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -71,7 +71,7 @@ def test_jobs_of_all_sections_have_distinct_keys():
     options = changing.options_for("cuda")
     keys = [job.row.key for jobs in changing.SECTIONS.values() for job in jobs(options)]
     assert len(keys) == len(set(keys))
-    assert len(keys) == 4 + 2 * 4 * 5 + 2 * 18 + 2 + 9 * 2 * 2 * 18
+    assert len(keys) == 4 + 2 * 4 * 5 + 2 * 18 + 1 + (9 + 3) * 2 * 18
 
 
 @pytest.mark.parametrize(

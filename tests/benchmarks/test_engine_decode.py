@@ -25,6 +25,12 @@ def test_decode_cpu_compares_with_transformers_and_memory_bandwidth():
     assert all(row.value > 0 and row.baseline_value > 0 for row in rows)
 
 
+def test_decode_cpu_of_a_batch_compares_with_transformers():
+    (row,) = engine_decode.ON_CPU["decode_cpu_batch_8"](SMOKE)
+    assert row.baseline == "transformers"
+    assert row.target == 1.5
+
+
 @pytest.mark.parametrize(("run", "n"), [(engine_decode.prefill, 2), (engine_decode.first_token, 1)])
 def test_benchmarks_without_library_baseline_yield_rows(run, n):
     rows = list(run(SMOKE))
@@ -38,5 +44,5 @@ def test_translate_without_data_yields_no_rows():
 
 def test_measure_with_filter_runs_matching_benchmarks(tmp_path):
     rows = measure(SMOKE, tmp_path / "engine.json", name_filter="decode_cpu")
-    assert len(rows) == 2
+    assert len(rows) == 3
     assert (tmp_path / "engine.json").is_file()

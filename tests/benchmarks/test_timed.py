@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.timed import (
     Contender,
     Job,
     Timing,
+    abandon_after,
     line,
     read_rows,
     run_jobs,
@@ -72,6 +74,30 @@ def test_time_contenders_with_slow_call_keeps_its_single_measurement():
     time_contenders(timing, [Contender("slow", calls.append)], seconds=-1.0, device="cpu")
     assert calls == [0, 1]
     assert timing.times["slow"] > 0
+
+
+def test_time_contenders_calls_a_hopeless_contender_once(monkeypatch):
+    calls: list[int] = []
+    monkeypatch.setattr("benchmarks.timed.HOPELESS", 0.0)
+    monkeypatch.setattr("benchmarks.timed.MIN_HOPELESS", 0.0)
+    timing = Timing(section="a", name="x")
+    contenders = [Contender("good", str), Contender("hopeless", calls.append, stops_early=True)]
+    time_contenders(timing, contenders, seconds=1e6, device="cpu")
+    assert calls == [0]
+    assert timing.times.keys() == {"good", "hopeless"}
+
+
+def test_abandon_after_raises_in_the_innermost_block_and_keeps_the_outer_limit():
+    before, _ = signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout, if it is active
+    with abandon_after(1000.0):
+        with pytest.raises(TimeoutError, match="abandoned after 0 s"), abandon_after(0.01):
+            signal.pause()
+        remaining, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert 0 < remaining <= 1000
+        with pytest.raises(TimeoutError, match="abandoned after 1000 s"):
+            signal.raise_signal(signal.SIGALRM)
+    after, _ = signal.getitimer(signal.ITIMER_REAL)
+    assert (after > 0) == (before > 0)
 
 
 @pytest.mark.parametrize("failing_step", [0, 1, 5])

@@ -1,0 +1,65 @@
+"""Decoding over a grid of models, batch sizes and contexts: `python -m benchmarks decode`.
+
+Models have random parameters. The peers are a step in plain torch (`probe.py`) and transformers with a static cache.
+
+    python -m benchmarks decode --section steps --model llama --context 128 --time-limit 240
+    python -m benchmarks decode --resume decode.json --out decode.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.decoding import steps, workloads
+from benchmarks.decoding.options import Options
+from benchmarks.timed import Job, Timing, run_jobs
+from clearhead.errors import ConfigError
+
+SECTIONS = ("prefill", "sampling", "mixed", "steps", "transformers")
+
+
+def options_for(device: str, *, smoke: bool = False) -> Options:
+    """Return bfloat16 for a GPU, and float32 for a CPU."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return Options(device=device, dtype=dtype, smoke=smoke, seconds=0.01 if smoke else 0.4)
+
+
+def measure(
+    options: Options,
+    out: Path | None = None,
+    *,
+    sections: Sequence[str] = (),
+    time_limit: float = float("inf"),
+    on_start: Callable[[Timing], None] = lambda row: None,
+    on_row: Callable[[Timing], None] = lambda row: None,
+    earlier: Sequence[Timing] = (),
+) -> list[Timing]:
+    """Measure the rows that are missing in `earlier`, until the time limit, and return all rows.
+
+    Args:
+        options: Models, sizes, device and time for each implementation.
+        out: Results file, written after each row.
+        sections: Names of `SECTIONS`; by default all.
+        time_limit: Start no further row after this time, in seconds.
+        on_start: Called before each row.
+        on_row: Called after each row.
+        earlier: Rows of an earlier run.
+    """
+    for name in sections:
+        if name not in SECTIONS:
+            raise ConfigError(f"section is {name!r}; expected one of {', '.join(SECTIONS)}")
+    selected = (job for job in _jobs(options) if job.row.section in (sections or SECTIONS))
+    limits: dict[str, Any] = {"seconds": time_limit, "earlier": earlier, "finish": steps.monotonic_rows}
+    return run_jobs(selected, out, on_start=on_start, on_row=on_row, **limits)
+
+
+def _jobs(options: Options) -> Iterator[Job]:
+    """Yield the jobs of all sections."""
+    yield from workloads.jobs(options)
+    yield from steps.jobs(options)
+    if options.peers:
+        yield from steps.transformers_jobs(options)
