@@ -1,13 +1,16 @@
 """Compilation in advance: worker processes run calls once, and the measuring process reads the compilers' disk caches.
 
-Compilation takes most of the time of a run. The workers have ended before anything is timed.
+Compilation takes most of the time of a run. `run_ahead` returns before anything is timed. `Background` compiles peers
+on some of the processors while rows without peers are measured.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -39,9 +42,29 @@ def run_ahead(tasks: Mapping[K, Callable[[], object]], *, workers: int, seconds:
     return done
 
 
+class Background:
+    """Runs tasks in worker processes of low priority while this process continues.
+
+    Args:
+        tasks: Picklable tasks by key.
+        workers: Number of processes.
+        seconds: Time limit.
+    """
+
+    def __init__(self, tasks: Mapping[K, Callable[[], object]], *, workers: int, seconds: float) -> None:
+        run = partial(run_ahead, tasks, workers=workers, seconds=seconds)
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all tasks have ended, for at most `seconds`."""
+        self._thread.join(max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+
+
 def _limit_compile_threads() -> None:
-    """Prevent torch's compiler from starting one process per core in each worker."""
+    """Run at low priority, and prevent torch's compiler from starting one process per core in each worker."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.nice(10)
 
 
 def _run(task: Callable[[], object]) -> None:

@@ -129,18 +129,25 @@ def time_contenders(row: Timing, contenders: Sequence[Contender], *, seconds: fl
     measured = {name: [] if name in active else values for name, values in times.items()}
     gc.disable()
     try:
-        for step in range(2, 2 + MAX_ROUNDS):
-            for name in list(active) if step % 2 else list(reversed(active)):
-                _time_round(row, active[name], measured, step, device)
-                if name in row.notes or sum(measured[name]) > seconds:
-                    del active[name]
-            if not active:
-                break
+        _time_rounds(row, active, measured, seconds=seconds, device=device)
     finally:
         gc.enable()
-    for name, values in measured.items():
-        if values and name not in row.notes:
-            add_times(row, name, values)
+        for name, values in measured.items():
+            if values and name not in row.notes:
+                add_times(row, name, values)
+
+
+def _time_rounds(
+    row: Timing, active: dict[str, Contender], times: dict[str, list[float]], *, seconds: float, device: str
+) -> None:
+    """Time the active contenders alternately; the order is reversed after each round."""
+    for step in range(2, 2 + MAX_ROUNDS):
+        for name in list(active) if step % 2 else list(reversed(active)):
+            _time_round(row, active[name], times, step, device)
+            if name in row.notes or sum(times[name]) > seconds:
+                del active[name]
+        if not active:
+            break
 
 
 def add_times(row: Timing, name: str, seconds: Sequence[float]) -> None:
@@ -290,14 +297,21 @@ def write(out: Path, rows: Sequence[Timing]) -> None:
 
 def read_rows(path: Path) -> list[Timing]:
     """Return the rows of an earlier run; raise StorageError if it was measured on another kind of machine."""
-    with reading(path, "results", "expected a file that the same command wrote with --out"):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        names = {f.name for f in fields(Timing)}
-        rows = [Timing(**{name: row[name] for name in names & row.keys()}) for row in document["rows"]]
-        device, this_device = document["machine"]["gpu"] or "a CPU", machine()["gpu"] or "a CPU"
+    rows = read_any_rows(path)
+    device = json.loads(path.read_text(encoding="utf-8"))["machine"]["gpu"] or "a CPU"
+    this_device = machine()["gpu"] or "a CPU"
     if device != this_device:
         raise StorageError(f"{path} was measured on {device}, not on {this_device}; write to a new file")
     return rows
+
+
+def read_any_rows(path: Path) -> list[Timing]:
+    """Return the rows of a results file of any machine."""
+    with reading(path, "results", "expected a file that the same command wrote with --out"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        names = {f.name for f in fields(Timing)}
+        _ = document["machine"]["gpu"]
+        return [Timing(**{name: row[name] for name in names & row.keys()}) for row in document["rows"]]
 
 
 def summarize(rows: Sequence[Timing]) -> list[dict[str, Any]]:

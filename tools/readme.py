@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cost as report
+from benchmarks import timed
 from benchmarks.auto import choose_again, read_rows
 from benchmarks.sparse import draw_sparse
+from benchmarks.timed import SUMMARY_COLUMNS, summary_cells
 from clearhead.course.exercises import render, solve
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +98,58 @@ def sparse() -> str:
     return f"{_table(columns, rows)}\n\n{caption}"
 
 
+def changing() -> str:
+    """Return the results of `python -m benchmarks sparse --changing`."""
+    path = RESULTS / "sparse-changing.json"
+    if not path.exists():
+        return _table(SUMMARY_COLUMNS, [("not measured yet", *[""] * (len(SUMMARY_COLUMNS) - 1))])
+    rows = timed.read_any_rows(path)
+    layouts = [row for row in rows if (row.section, row.name) == ("layouts", "causal & documents")]
+    flex = {row.key[1:]: row.times for row in rows if row.section == "flex"}
+    names = ("repeated", "changing", "flex", "varlen", "dense")
+    cells = []
+    for row in sorted(layouts, key=lambda row: (row.sizes["batch"], row.sizes["length"])):
+        times = {"flex": flex.get(row.key[1:], {}).get("flex")} | row.times
+        sizes = (row.sizes["batch"], f"{row.sizes['length']:,}")
+        cells.append((*sizes, *(_milliseconds(times.get(name)) for name in names)))
+    columns = ("batch", "length", "same mask", "new documents", "FlexAttention", "varlen attention", "dense causal")
+    return f"{_table(columns, cells)}\n\n{_times_caption(path)}\n\n{_summary_table(rows)}"
+
+
+def decode() -> str:
+    """Return the results of `python -m benchmarks decode`."""
+    path = RESULTS / "decode.json"
+    if not path.exists():
+        return _table(SUMMARY_COLUMNS, [("not measured yet", *[""] * (len(SUMMARY_COLUMNS) - 1))])
+    rows = timed.read_any_rows(path)
+    torch_times = {row.key[1:]: row.times.get("torch") for row in rows if row.section == "torch"}
+    steps = [row for row in rows if row.section == "steps" and "clearhead" in row.times]
+    cells = []
+    for row in sorted(steps, key=lambda row: (row.name, row.sizes["context"], row.sizes["batch"])):
+        point = (row.name, f"{row.sizes['context']:,}", row.sizes["batch"])
+        times = (_milliseconds(row.times["clearhead"]), _milliseconds(torch_times.get(row.key[1:])))
+        cells.append((*point, *times, f"{row.times['limit'] / row.times['clearhead']:.2f}"))
+    columns = ("model", "context", "batch", "clearhead", "plain torch", "fraction of the memory limit")
+    return f"{_table(columns, cells)}\n\n{_times_caption(path)}\n\n{_summary_table(rows)}"
+
+
+def _milliseconds(time: float | None) -> str:
+    return "–" if time is None else f"{time:.2f} ms"
+
+
+def _times_caption(path: Path) -> str:
+    """Return where a results file was measured."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    machine = document["machine"]
+    where = f"one {machine['gpu']}" if machine["gpu"] else f"{machine['processor']}, {machine['threads']} threads"
+    return f"Measured on {where}, torch {document['versions']['torch']}."
+
+
+def _summary_table(rows: list[timed.Timing]) -> str:
+    """Return the ratios of all sections: target, number of rows that meet it, median, best and worst point."""
+    return _table(SUMMARY_COLUMNS, [tuple(cell.replace("|", "\\|") for cell in row) for row in summary_cells(rows)])
+
+
 def _all_sizes(rows: list[dict[str, Any]]) -> str:
     """Return the worst ratios over all sizes to dense attention and to FlexAttention."""
     lengths, widths = ({row[field] for row in rows} for field in ("length", "width"))
@@ -171,6 +225,8 @@ def worksheet() -> str:
 TABLES = {
     "attention": attention,
     "models": models,
+    "changing": changing,
+    "decode": decode,
     "engine": engine,
     "cost": cost,
     "sparse": sparse,
@@ -179,7 +235,10 @@ TABLES = {
 }
 
 
-PAGES = {README: ("models",), BENCHMARKS: ("attention", "sparse", "engine", "tracing", "cost", "worksheet")}
+PAGES = {
+    README: ("models",),
+    BENCHMARKS: ("attention", "changing", "sparse", "decode", "engine", "tracing", "cost", "worksheet"),
+}
 
 
 def updated(page: Path) -> str:

@@ -13,11 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.ahead import run_ahead
+from benchmarks.ahead import Background, run_ahead
 from benchmarks.changing import choices, host, layouts, lengths, training
 from benchmarks.changing.options import Options
 from benchmarks.timed import Job, Timing, run_jobs
@@ -27,10 +29,13 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Job]]] = {
     "host": host.jobs,
     "layouts": layouts.jobs,
     "lengths": lengths.jobs,
+    "flex": layouts.flex_jobs,
     "training": training.jobs,
     "auto": choices.jobs,
 }
-AHEAD_SHARE = 0.3  # of the time limit, for compilation in worker processes
+PEER_SECTIONS = ("flex", "training")  # compiled in the background while the sections before them are measured
+AHEAD_SHARE = 0.2  # of the time limit, for kernels that are compiled before anything is timed
+PEER_SHARE = 0.6  # of the time limit, until which the compilation of peers may last
 
 
 def options_for(device: str, *, smoke: bool = False) -> Options:
@@ -64,14 +69,37 @@ def measure(
         if name not in SECTIONS:
             raise ConfigError(f"section is {name!r}; expected one of {', '.join(SECTIONS)}")
     start = time.monotonic()
-    jobs = [job for name, jobs_of in SECTIONS.items() if name in (sections or SECTIONS) for job in jobs_of(options)]
-    if options.is_gpu:
-        _compile_ahead(jobs, {row.key for row in earlier}, AHEAD_SHARE * time_limit)
+    missing = _missing(options, sections or tuple(SECTIONS), {row.key for row in earlier})
+    background = _compile(missing, time_limit) if options.is_gpu else None
+
+    def jobs() -> Iterator[Job]:
+        for name, section_jobs in missing.items():
+            if name in PEER_SECTIONS and section_jobs and background is not None:
+                background.wait(PEER_SHARE * time_limit - (time.monotonic() - start))
+            yield from section_jobs
+
     remaining = time_limit - (time.monotonic() - start)
-    return run_jobs(jobs, out, seconds=remaining, on_start=on_start, on_row=on_row, earlier=earlier)
+    return run_jobs(jobs(), out, seconds=remaining, on_start=on_start, on_row=on_row, earlier=earlier)
 
 
-def _compile_ahead(jobs: Sequence[Job], measured: set[tuple[str, ...]], seconds: float) -> None:
-    """Compile the kernels of all jobs that have no row yet, each once."""
-    tasks = {(task.func, task.args): task for job in jobs if job.row.key not in measured for task in job.ahead}
-    run_ahead(tasks, workers=max(1, (os.cpu_count() or 1) - 2), seconds=min(seconds, 1e6))
+def _missing(options: Options, sections: Sequence[str], measured: set[tuple[str, ...]]) -> dict[str, list[Job]]:
+    """Return the jobs without a row, by section."""
+    return {
+        name: [job for job in jobs_of(options) if job.row.key not in measured]
+        for name, jobs_of in SECTIONS.items()
+        if name in sections
+    }
+
+
+def _compile(missing: dict[str, list[Job]], time_limit: float) -> Background:
+    """Compile the kernels of the sections without peers, and start to compile peers in the background."""
+    n_workers = max(1, (os.cpu_count() or 1) // 2)
+    seconds = min(time_limit, 1e6)
+    peers: dict[Any, partial[Any]] = {}
+    tasks: dict[Any, partial[Any]] = {}
+    for name, jobs in missing.items():
+        for task in (task for job in jobs for task in job.ahead):
+            (peers if name in PEER_SECTIONS else tasks)[task.func, task.args] = task
+    background = Background(peers, workers=n_workers - 1, seconds=PEER_SHARE * seconds)
+    run_ahead(tasks, workers=n_workers, seconds=AHEAD_SHARE * seconds)
+    return background

@@ -1,4 +1,4 @@
-"""New document layouts at every step, compared with an unchanged mask and with peers.
+"""New document layouts at every step, compared with an unchanged mask and with peers (sections "layouts" and "flex").
 
 Every step draws documents of random lengths (exponential, 1,024 tokens on average) and random prefixes, as a data
 loader does; only the attention call is timed, with the construction of its mask. FlexAttention reads the layout from
@@ -142,10 +142,19 @@ def jobs(options: Options) -> Iterator[Job]:
             for name in PATTERNS:
                 if options.name_filter in name:
                     row = Timing(section="layouts", name=name, sizes={"batch": batch, "length": length})
-                    ahead = [partial(_run_once, options, name, 1, LENGTHS[0], False)]
-                    if _has_flex(options, name, batch, length):
-                        ahead.append(partial(_run_once, options, name, batch, length, True))
-                    yield Job(row, partial(_measure, options, name, batch, length), tuple(ahead))
+                    ahead = (partial(_run_once, options, name, 1, LENGTHS[0], False),)
+                    yield Job(row, partial(_measure, options, name, batch, length), ahead)
+
+
+def flex_jobs(options: Options) -> Iterator[Job]:
+    """Return one job for each point at which FlexAttention is measured."""
+    for job in jobs(options):
+        name, sizes = job.row.name, job.row.sizes
+        if _has_flex(options, name, **sizes):
+            row = Timing(section="flex", name=name, sizes=sizes)
+            compilation = partial(_run_once, options, name, sizes["batch"], sizes["length"], True)
+            measure = partial(_measure_flex, options, name, sizes["batch"], sizes["length"])
+            yield Job(row, measure, (compilation,))
 
 
 def _has_flex(options: Options, name: str, batch: int, length: int) -> bool:
@@ -161,22 +170,28 @@ def _has_peers(options: Options) -> bool:
 def _measure(options: Options, name: str, batch: int, length: int, row: Timing) -> None:
     """Measure one row."""
     pattern = PATTERNS[name]
-    row.targets = {"changing / repeated": 1.3, "changing / flex": 0.8, "auto / flex": None, "changing / dense": None}
-    if pattern.varlen is not None:
-        row.targets["changing / varlen"] = 1.15 if name == "causal & documents" else None
+    row.targets = {"changing / repeated": 1.3, "changing / dense": None}
     qkv, grad = tensors(options, batch, length)
     draw = partial(draw_layout, batch=batch, length=length, device=options.device)
     contenders = _attention(pattern, draw, qkv, grad)
-    if _has_peers(options):
-        makers = {"flex": lambda: _flex(pattern, draw, qkv, grad)} if _has_flex(options, name, batch, length) else {}
-        if pattern.varlen is not None:
-            makers["varlen"] = lambda: _varlen(pattern.varlen or {}, draw, qkv, grad)
-        for peer, make in makers.items():
-            try:
-                contenders.append(make())
-            except Exception as error:  # a version of torch without the peer, or a failed compilation
-                row.notes[peer] = describe_error(error)
+    if pattern.varlen is not None and _has_peers(options):
+        row.targets["changing / varlen"] = 1.15 if name == "causal & documents" else None
+        try:
+            contenders.append(_varlen(pattern.varlen, draw, qkv, grad))
+        except Exception as error:  # a version of torch without it
+            row.notes["varlen"] = describe_error(error)
     time_contenders(row, contenders, seconds=options.seconds, device=options.device)
+
+
+def _measure_flex(options: Options, name: str, batch: int, length: int, row: Timing) -> None:
+    """Compare one point with FlexAttention."""
+    pattern = PATTERNS[name]
+    row.targets = {"changing / flex": 0.8, "auto / flex": None}
+    qkv, grad = tensors(options, batch, length)
+    draw = partial(draw_layout, batch=batch, length=length, device=options.device)
+    contenders = [*_attention(pattern, draw, qkv, grad), _flex(pattern, draw, qkv, grad)]
+    selected = [contender for contender in contenders if contender.name in ("changing", "auto", "flex")]
+    time_contenders(row, selected, seconds=options.seconds, device=options.device)
 
 
 def _attention(pattern: Pattern, draw: Draw, qkv: QKV, grad: Tensor) -> list[Contender]:

@@ -116,6 +116,12 @@ def _padded(options: Options, length: int) -> Contender:
     return Contender("padding", step, partial(_padded_inputs, options, length))
 
 
+def _run_once(options: Options, length: int) -> None:
+    """Compile the kernels of FlexAttention, in a worker."""
+    contender = _packed(options, length, "flex_attention")
+    contender.run(contender.prepare(0))
+
+
 def _ids(number: int, length: int) -> Tensor:
     """Draw the token ids of a step, (1, T)."""
     return torch.randint(VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(number))

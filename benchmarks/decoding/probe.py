@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.decoding.models import config_of
 from benchmarks.decoding.options import Options
 from benchmarks.timed import synchronize
 from clearhead.models import DecoderConfig
@@ -129,11 +130,18 @@ def rotate(x: Tensor, row: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def step_seconds(config: DecoderConfig, options: Options, batch: int, context: int) -> list[float]:
+def step_seconds(options: Options, name: str, batch: int, context: int) -> list[float]:
     """Return the seconds of a decode step of the faster variant, several times."""
+    config = config_of(name, smoke=options.smoke)
+    assert isinstance(config, DecoderConfig)
     with torch._dynamo.config.patch(recompile_limit=64):  # sizes are dynamic, models and batch size 1 are not
         variants = [_seconds(Probe(config, options, batch, context, kind), options) for kind in ("sdpa", "matmul")]
     return min(variants, key=min)
+
+
+def run_once(options: Options, name: str, batch: int) -> None:
+    """Compile the layers of a model, in a worker."""
+    step_seconds(options, name, batch, 128)
 
 
 def _seconds(probe: Probe, options: Options) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from benchmarks.engine_decode import transformers_gpt2
 from benchmarks.timed import Job, Timing, add_times, describe_error, synchronize
 from clearhead.errors import MissingDependencyError
 from clearhead.generation import generate
-from clearhead.models import DecoderConfig, EncoderDecoderConfig
+from clearhead.models import EncoderDecoderConfig
 
 H200_BANDWIDTH = 4.0e12  # bytes/s; of another device it is measured
 SHORT, LONG = 16, 80  # new ids of the two calls
@@ -30,14 +30,39 @@ TRANSFORMERS_POINTS = (("Llama 1.1B", 8, 128), ("GPT-2 124M", 8, 128), ("Llama 1
 
 
 def jobs(options: Options) -> Iterator[Job]:
-    """Return one job for each model, context and batch size."""
-    for name, model in MODELS.items():
-        if not options.selects(name) or options.name_filter not in name:
-            continue
-        for context in options.contexts or ((16,) if options.smoke else model.contexts):
-            for batch in options.batches or ((1, 3) if options.smoke else BATCHES):
-                row = Timing(section="steps", name=name, sizes={"batch": batch, "context": context})
-                yield Job(row, partial(_measure, options, name, batch, context))
+    """Return one job for each model, context and batch size, the most important first."""
+    for name, batch, context in points(options):
+        row = Timing(section="steps", name=name, sizes={"batch": batch, "context": context})
+        yield Job(row, partial(_measure, options, name, batch, context))
+
+
+def torch_jobs(options: Options) -> Iterator[Job]:
+    """Return one job for each point that is compared with the probe in plain torch."""
+    for name, batch, context in points(options):
+        if probe.unsupported_reason(config_of(name, smoke=options.smoke)) is None:
+            row = Timing(section="torch", name=name, sizes={"batch": batch, "context": context})
+            ahead = (partial(probe.run_once, options, name, min(batch, 2)),)
+            yield Job(row, partial(_measure_torch, options, name, batch, context), ahead)
+
+
+def points(options: Options) -> list[tuple[str, int, int]]:
+    """Return model, batch size and context of all points: first those with targets, and a few of every model."""
+    selected = [
+        (name, batch, context)
+        for name, model in MODELS.items()
+        if options.selects(name) and options.name_filter in name
+        for context in options.contexts or ((16,) if options.smoke else model.contexts)
+        for batch in options.batches or ((1, 3) if options.smoke else BATCHES)
+    ]
+    return sorted(selected, key=_tier)
+
+
+def _tier(point: tuple[str, int, int]) -> int:
+    """Return the rank of a point."""
+    name, batch, context = point
+    if name in ("Llama 1.1B", "GPT-2 124M"):
+        return 0 if context <= 2000 else 2
+    return 1 if context <= 128 and batch in BATCHES[:3] else 3
 
 
 def transformers_jobs(options: Options) -> Iterator[Job]:
@@ -54,18 +79,22 @@ def _measure(options: Options, name: str, batch: int, context: int, row: Timing)
     if batch * context > options.max_prefill:
         row.notes["row"] = f"not measured: {batch * context:,} prompt tokens, more than {options.max_prefill:,}"
         return
-    config = config_of(name, smoke=options.smoke)
     fraction = MODELS[name].fractions(batch)
     row.targets = {"clearhead / limit": None if fraction is None else 1 / fraction}
-    row.targets["clearhead / torch"] = 1.0
     add_limit(row, options, name, batch, context)
-    measures: dict[str, Callable[[], list[float]]] = {"clearhead": partial(_clearhead, options, name, batch, context)}
-    if options.peers and isinstance(config, DecoderConfig) and probe.unsupported_reason(config) is None:
-        measures["torch"] = partial(probe.step_seconds, config, options, batch, context)
-    _measure_contenders(row, measures)
-    if "clearhead" in row.times:
-        row.facts["fraction of the limit"] = row.times["limit"] / row.times["clearhead"]
-        row.facts["tokens/s"] = 1e3 * batch / row.times["clearhead"]
+    add_times(row, "clearhead", _clearhead(options, name, batch, context))
+    row.facts["fraction of the limit"] = row.times["limit"] / row.times["clearhead"]
+    row.facts["tokens/s"] = 1e3 * batch / row.times["clearhead"]
+
+
+def _measure_torch(options: Options, name: str, batch: int, context: int, row: Timing) -> None:
+    """Compare one point with the probe in plain torch."""
+    row.targets = {"clearhead / torch": 1.0}
+    if batch * context > options.max_prefill:
+        row.notes["row"] = f"not measured: {batch * context:,} prompt tokens, more than {options.max_prefill:,}"
+        return
+    sizes = (options, name, batch, context)
+    _measure_contenders(row, {"clearhead": partial(_clearhead, *sizes), "torch": partial(probe.step_seconds, *sizes)})
 
 
 def _measure_transformers(options: Options, name: str, batch: int, context: int, row: Timing) -> None:
@@ -151,8 +180,9 @@ def difference(generate_ids: Callable[[int], object], options: Options) -> list[
     return [seconds_more / (long - short) for seconds_more in differences]
 
 
+@cache
 def _clearhead(options: Options, name: str, batch: int, context: int) -> list[float]:
-    """Return the seconds of a step of `generate`."""
+    """Return the seconds of a step of `generate`; each point is measured once in a run."""
     model, config = build(name, options), config_of(name, smoke=options.smoke)
     ids = prompts(options, config.vocab_size, batch, context)
     start: dict[str, Any] = {"decoder_start_ids": 1} if isinstance(config, EncoderDecoderConfig) else {}

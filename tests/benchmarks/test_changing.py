@@ -71,7 +71,7 @@ def test_jobs_of_all_sections_have_distinct_keys():
     options = changing.options_for("cuda")
     keys = [job.row.key for jobs in changing.SECTIONS.values() for job in jobs(options)]
     assert len(keys) == len(set(keys))
-    assert len(keys) == 4 + 2 * 4 * 5 + 2 * 18 + 1 + (9 + 3) * 2 * 18
+    assert len(keys) == 4 + 2 * 4 * 5 + 2 * 18 + 9 + 1 + (9 + 3) * 2 * 18
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,17 @@ def test_sparse_changing_writes_rows_and_summary(benchmarks_cli, tmp_path):
     again = benchmarks_cli("sparse", *arguments, "--out", out, "--resume", out)
     assert again.code == 0
     assert json.loads(out.read_text())["rows"] == document["rows"]
+
+
+def test_flex_section_covers_all_masks_lengths_and_batches_once():
+    points = [
+        (job.row.name, *job.row.sizes.values()) for job in changing.SECTIONS["flex"](changing.options_for("cuda"))
+    ]
+    assert {name for name, *_ in points} == set(PATTERNS)
+    assert {length for _, _, length in points} == {4096, 16384, 65536, 131072}
+    assert {batch for _, batch, _ in points} == {1, 4}
+    selected = replace(changing.options_for("cuda"), lengths=(4096,), batches=(4,))
+    assert len(list(changing.SECTIONS["flex"](selected))) == len(PATTERNS)
 
 
 @pytest.mark.bad_input

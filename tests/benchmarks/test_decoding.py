@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks import decoding
-from benchmarks.decoding import probe
+from benchmarks.decoding import probe, steps
 from benchmarks.decoding.models import BATCHES, MODELS, build, config_of, key_bytes, parameter_bytes
 from benchmarks.decoding.steps import H200_BANDWIDTH, monotonic_rows
 from benchmarks.decoding.workloads import STOP_ID, end_at_random, mixed_prompts, prefill_flops
@@ -138,11 +138,23 @@ def test_prefill_flops_count_parameters_attention_and_one_row_of_logits():
 def test_steps_section_measures_every_kind_of_model(name):
     options = replace(SMOKE, models=(name,), batches=(2,))
     rows = decoding.measure(options, sections=["steps"])
-    steps = [row for row in rows if row.section == "steps"]
-    assert [row.name for row in steps] == [name]
-    assert steps[0].notes == {}
-    has_probe = probe.unsupported_reason(config_of(name, smoke=True)) is None
-    assert steps[0].times.keys() == {"clearhead", "limit"} | ({"torch"} if has_probe else set())
+    rows = [row for row in rows if row.section == "steps"]
+    assert [row.name for row in rows] == [name]
+    assert rows[0].notes == {}
+    assert rows[0].times.keys() == {"clearhead", "limit"}
+
+
+def test_torch_section_compares_with_the_probe():
+    rows = decoding.measure(replace(SMOKE, batches=(2,)), sections=["torch"])
+    assert [row.name for row in rows] == ["Llama 1.1B", "GPT-2 124M", "Qwen-like 0.5B"]
+    assert all(row.times.keys() == {"clearhead", "torch"} and row.notes == {} for row in rows)
+
+
+def test_points_start_with_targets():
+    points = steps.points(decoding.options_for("cuda"))
+    assert len(points) == len(set(points)) == 12 * 21
+    assert {name for name, _, _ in points[:48]} == {"Llama 1.1B", "GPT-2 124M"}
+    assert {name for name, _, _ in points[48:63]} == {"Qwen-like 0.5B", "Gemma-2-like 2B", "Mixtral-like", "translator"}
 
 
 def test_transformers_section_compares_with_transformers():
@@ -169,6 +181,7 @@ def test_workload_sections_measure_all_contenders(section, n, contenders):
 def test_steps_skip_points_with_too_many_prompt_tokens():
     options = replace(SMOKE, models=("GPT-2",), batches=(4,), max_prefill=63)
     (row,) = decoding.measure(options, sections=["steps"])
+    assert row.times == {}
     assert row.notes == {"row": "not measured: 64 prompt tokens, more than 63"}
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.ahead import run_ahead
+from benchmarks.ahead import Background, run_ahead
 from benchmarks.results import machine
 from benchmarks.timed import (
     MAX_ROUNDS,
@@ -161,6 +161,12 @@ def test_read_rows_of_another_machine_raises_storage_error(tmp_path):
     path.write_text("[]")
     with pytest.raises(StorageError, match="cannot be read as results"):
         read_rows(path)
+
+
+def test_background_ends_with_its_tasks():
+    background = Background({"a": fail}, workers=0, seconds=10.0)
+    background.wait(float("inf"))
+    background.wait(-1.0)
 
 
 def test_run_ahead_without_workers_runs_nothing():
