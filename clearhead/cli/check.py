@@ -8,14 +8,14 @@ import typer
 
 from clearhead.cli.app import app
 from clearhead.cli.module_options import InputDim, InputShape, VocabSize, input_spec, load_named
-from clearhead.cli.options import Device, Dtype, Factory, Json, load_kwargs, option
+from clearhead.cli.options import Device, Dtype, Factory, Json, ModelCommand, load_kwargs, option
 from clearhead.cli.output import console, print_wrapped, progress, show_json, table
 
 if TYPE_CHECKING:
     from clearhead.analysis.checks import CheckReport
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def check(
     model: Factory,
     only: Annotated[list[str] | None, option("Test only this property. Repeatable.")] = None,

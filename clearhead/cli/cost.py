@@ -8,12 +8,12 @@ from typing import Annotated
 
 from clearhead.cli.app import app
 from clearhead.cli.module_options import InputDim, InputShape, VocabSize, input_spec
-from clearhead.cli.options import MODEL_HELP, Dtype, Json, argument, option, parse_dtype, resolve_device
+from clearhead.cli.options import MODEL_HELP, Dtype, Json, ModelCommand, argument, option, parse_dtype, resolve_device
 from clearhead.cli.output import console, emit, progress, show_json
 from clearhead.errors import ConfigError
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def cost(
     model: Annotated[
         str | None, argument(f"A preset (gpt2). {MODEL_HELP} Or a TOML file, or package.module:factory.")

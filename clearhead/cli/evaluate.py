@@ -12,6 +12,7 @@ from clearhead.cli.options import (
     Device,
     Dtype,
     Json,
+    ModelCommand,
     Penalty,
     argument,
     decoding_strategy,
@@ -21,7 +22,7 @@ from clearhead.cli.options import (
 from clearhead.cli.output import emit, progress, table
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def evaluate(
     model: Annotated[str, argument("A bundled model, or a run folder.")],
     data: Annotated[Path | None, option("Evaluation data: the folder or file of the task.")] = None,

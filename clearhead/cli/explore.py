@@ -9,11 +9,11 @@ import typer
 
 from clearhead import hub
 from clearhead.cli.app import app
-from clearhead.cli.options import MODEL_HELP, Device, Dtype, argument, load_kwargs, option
+from clearhead.cli.options import MODEL_HELP, Device, Dtype, ModelCommand, argument, load_kwargs, option
 from clearhead.cli.output import console
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def explore(
     models: Annotated[list[str] | None, argument(f"{MODEL_HELP} Default: all bundled models.")] = None,
     port: Annotated[int, option("Port; 0 for any free port.", min=0, max=65535)] = 8642,

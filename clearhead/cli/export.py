@@ -7,11 +7,11 @@ from typing import Annotated
 
 from clearhead import hub
 from clearhead.cli.app import app
-from clearhead.cli.options import Json, Model, option
+from clearhead.cli.options import Json, Model, ModelCommand, option
 from clearhead.cli.output import print_wrapped, show_json
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def export(
     model: Model,
     out: Annotated[Path, option("Folder to write; it must be new or empty.", "--out", "-o")],

@@ -18,6 +18,7 @@ from clearhead.cli.options import (
     Dtype,
     Factory,
     Json,
+    ModelCommand,
     Penalty,
     argument,
     decoding_strategy,
@@ -43,7 +44,7 @@ View = StrEnum(
 DEEPER = (View.lens, View.attribution, View.patching, View.ablation, View.induction, View.vectors)
 
 
-@app.command("inspect")
+@app.command("inspect", cls=ModelCommand)
 def inspect_model(
     model: Factory,
     input_: Annotated[

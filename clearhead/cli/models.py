@@ -6,11 +6,11 @@ from typing import Annotated
 
 from clearhead import hub
 from clearhead.cli.app import app
-from clearhead.cli.options import Json, argument
+from clearhead.cli.options import Json, ModelCommand, argument
 from clearhead.cli.output import console, emit, show_json, table
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def models(name: Annotated[str | None, argument("Show the card of this model.")] = None, json: Json = False) -> None:
     """List the bundled models, or show the card of one."""
     from clearhead.errors import StorageError

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from clearhead.errors import ConfigError, DtypeError
 
@@ -41,6 +43,31 @@ def argument(help: str, **kwargs: Any) -> Any:
     """Return an argument with this help."""
     kwargs.setdefault("callback", _require_int64)
     return typer.Argument(help=help, **kwargs)
+
+
+class ModelCommand(TyperCommand):
+    """A command whose first argument is a model. `--model NAME` works too, as in the other commands."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "epilog": "The model can also be given as --model NAME."})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_leading_models(args))
+
+
+def _with_leading_models(args: list[str]) -> list[str]:
+    """Return the words of a command line with the values of `--model` in front, where the argument is read."""
+    end = args.index("--") if "--" in args else len(args)
+    words, models, others = iter(args[:end]), [], []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--model":
+            others.append(word)
+        elif equals:
+            models.append(value)
+        else:
+            models.extend(itertools.islice(words, 1))
+    return [*models, *others, *args[end:]]
 
 
 MODEL_HELP = "A bundled model, a training run, a Hugging Face folder, hf:org/name, or a .gguf file."

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import clearhead as ch
 from clearhead.cli.app import app
-from clearhead.cli.options import Device, Dtype, Json, Model, argument, load_kwargs, option
+from clearhead.cli.options import Device, Dtype, Json, Model, ModelCommand, argument, load_kwargs, option
 from clearhead.cli.output import console, print_line, show_json, show_picture, use_color
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def walk(
     model: Model,
     input_: Annotated[str, argument("A sentence, a prompt, letters, or an image file.", metavar="INPUT")],
