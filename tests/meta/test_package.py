@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 # Names of modules that differ from those of their packages.
 PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "markdown_it": "markdown-it-py"}
 OPTIONAL_IN_TESTS = {"jaxtyping", "triton", "transformers"}  # of the extras dev and peers
@@ -56,3 +57,21 @@ def test_extra_all_contains_the_extras_of_users():
     assert names == set(extras) - {"all", "dev", "docs", "browser", "peers", "tensorboard"}
     messages = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "clearhead").rglob("*.py"))
     assert set(re.findall(r"clearhead\[(\w+)]\'", messages)) <= set(extras)
+
+
+def test_description_on_pypi_has_urls_for_images_and_links():
+    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert [fragment["path"] for fragment in hook["fragments"]] == ["README.md"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    paths = re.findall(r"\]\(([^)#]+)\)", text)
+    for substitution in hook["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    source = PROJECT["urls"]["Source"]
+    raw = source.replace("github.com", "raw.githubusercontent.com")
+    images, links = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text), re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", text)
+    assert len(images) > 1
+    assert len(images) + len(links) == len(paths)
+    assert all(image.startswith(f"{raw}/main/") for image in images)
+    assert all(link.startswith(f"{source}/blob/main/") for link in links)
+    assert all((ROOT / url.partition("/main/")[2]).is_file() for url in images)
+    assert all(url.startswith(source) for url in PROJECT["urls"].values())
