@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.atomic_io import read_json
-from clearhead.data.tokenizers.base import FILE_NAME
+from clearhead.data.tokenizers.base import FILE_NAME, TOKENIZERS_MISSING
 from clearhead.data.tokenizers.library import HFTokenizer, load_hf_tokenizer
 from clearhead.data.tokenizers.sentencepiece import FILES
 from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files
@@ -255,7 +255,8 @@ class GGUF(CheckpointReader):
                 f"{self.path} has a {kind!r} tokenizer with pre-tokenizer {pre_tokenizer!r}; expected 'gpt2' with "
                 f"one of {', '.join(_PRE_TOKENIZERS)}. Load the same model from its Hugging Face folder"
             )
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+        with optional_dependency(TOKENIZERS_MISSING):
+            from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
         tokens, kinds = self.fields["tokenizer.ggml.tokens"], self.fields.get("tokenizer.ggml.token_type", [])
         merges = [tuple(merge.split(" ")) for merge in self.fields.get("tokenizer.ggml.merges", [])]

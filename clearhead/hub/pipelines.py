@@ -28,6 +28,7 @@ from clearhead.data.tokenizers.base import (
     BOS,
     EOS,
     PAD,
+    TOKENIZERS_MISSING,
     UNK,
     CharTokenizer,
     Tokenizer,
@@ -35,7 +36,7 @@ from clearhead.data.tokenizers.base import (
     load_tokenizer,
 )
 from clearhead.data.tokenizers.library import ByteLevelBPE, HFTokenizer
-from clearhead.errors import DataError
+from clearhead.errors import DataError, optional_dependency
 from clearhead.generation import BeamSearch, Greedy, LogitsProcessors, Sample, Strategy
 from clearhead.hub import checkpoint, convert, encoder_tasks, formats, speech, text_generation, tokenizer_files
 from clearhead.hub.bundled import Card, is_clearhead_model, model_folder, read_card, unfinished_run
@@ -614,8 +615,9 @@ def tokenizer_json(tokenizer: Tokenizer, *, ends_with_eos: bool = False) -> str:
         tokenizer: The tokenizer.
         ends_with_eos: Whether the id that ends a text is added, as the encoder of a translator expects.
     """
-    from tokenizers import Regex, decoders, models, pre_tokenizers, processors
-    from tokenizers import Tokenizer as Inner
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import Regex, decoders, models, pre_tokenizers, processors
+        from tokenizers import Tokenizer as Inner
 
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer.to_json()

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from clearhead._core.atomic_io import save_tensors
+from clearhead.data.tokenizers.base import TOKENIZERS_MISSING
 from clearhead.data.tokenizers.library import byte_of_letter
-from clearhead.errors import StorageError
+from clearhead.errors import StorageError, optional_dependency
 from clearhead.hub.families.encoder_decoders import WHISPER
 from clearhead.hub.family import ConfigReader
 from clearhead.hub.formats import CONFIG, GENERATION, WEIGHTS
@@ -159,7 +160,8 @@ def build_tokenizer(ranks_file: Path, n_vocab: int) -> tuple[Tokenizer, dict[str
     Raises:
         StorageError: If the file is not a list of ranks, or does not fit the model.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     try:
         lines = ranks_file.read_text(encoding="ascii").splitlines()

@@ -25,6 +25,16 @@ x = torch.randn(2, 5, 12)
 assert ch.MultiHeadAttention(12, 3)(x, mask=masks.causal()).shape == x.shape
 """
 
+USE_BUNDLED_MODELS = """
+import clearhead as ch
+from clearhead.errors import MissingDependencyError
+print(len(ch.pipeline("shakespeare").generate("To be", max_new_tokens=3)))
+try:
+    ch.pipeline("en-es").translate("Hello world")
+except MissingDependencyError as error:
+    print(error)
+"""
+
 COUNT_CALLS = """
 import cProfile, sys
 import torch
@@ -57,6 +67,14 @@ def test_import_without_optional_dependencies_works():
     hidden = other_dependencies()
     assert {"safetensors", "tokenizers", "typer", "rich", "matplotlib", "jaxtyping", "numpy"} <= hidden
     run_python(HIDE_MODULES.format(hidden=hidden) + USE_PUBLIC_NAMES)
+
+
+def test_missing_tokenizer_library_is_reported_with_its_extra():
+    """Characters need no library."""
+    hidden = other_dependencies() - {"numpy", "safetensors"}
+    length, message = run_python(HIDE_MODULES.format(hidden=hidden) + USE_BUNDLED_MODELS).splitlines()
+    assert length == "3"
+    assert message == "this tokenizer needs the tokenizers package: pip install 'clearhead[text]'"
 
 
 def test_import_adds_few_calls_and_modules_to_torch():

@@ -20,6 +20,7 @@ from clearhead.errors import ConfigError, DataError, StorageError
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 FILE_NAME = "tokenizer.json"
+TOKENIZERS_MISSING = "this tokenizer needs the tokenizers package: pip install 'clearhead[text]'"
 
 
 class Tokenizer(ABC):

@@ -23,10 +23,20 @@ from torch import Tensor
 from clearhead._core.shapes import Int
 from clearhead._core.validation import check_int, require
 from clearhead.data import files
-from clearhead.data.tokenizers.base import BOS, EOS, FILE_NAME, PAD, Tokenizer, display_token, id_list, require_text
+from clearhead.data.tokenizers.base import (
+    BOS,
+    EOS,
+    FILE_NAME,
+    PAD,
+    TOKENIZERS_MISSING,
+    Tokenizer,
+    display_token,
+    id_list,
+    require_text,
+)
 from clearhead.data.tokenizers.sentencepiece import FILES, read_sentence_pieces
 from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files, read_vocabulary_files
-from clearhead.errors import ConfigError, DataError, StorageError
+from clearhead.errors import ConfigError, DataError, StorageError, optional_dependency
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -158,7 +168,8 @@ def from_json(text: str) -> ByteLevelBPE:
 
 
 def _inner(text: str) -> LibraryTokenizer:
-    from tokenizers import Tokenizer as Inner
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import Tokenizer as Inner
 
     try:
         return Inner.from_str(text)
@@ -181,8 +192,9 @@ def train_bpe(
         ConfigError: The vocabulary is too small or too large, or a special token is repeated.
         DataError: `source` is a single str.
     """
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import Tokenizer as Inner
+        from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if isinstance(source, str):
         raise DataError(f"source is the text {source[:40]!r}; expected a list of texts, or a Path of a file")

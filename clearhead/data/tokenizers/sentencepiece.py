@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead.data.tokenizers.base import TOKENIZERS_MISSING
 from clearhead.data.tokenizers.vocabulary_files import tokenizer_class
-from clearhead.errors import DataError, StorageError
+from clearhead.errors import DataError, StorageError, optional_dependency
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -34,7 +35,8 @@ def read_sentence_pieces(path: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
         DataError: The class of the tokenizer is not supported.
         StorageError: The file is not a complete SentencePiece model.
     """
-    from tokenizers import AddedToken, processors
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import AddedToken, processors
 
     config_path = path.with_name("tokenizer_config.json")
     settings = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
@@ -66,7 +68,8 @@ def read_sentence_pieces(path: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
 def _tokenizer(
     pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any], normalizer: Mapping[int, Any]
 ) -> LibraryTokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
     number = {piece: i for i, (piece, _, _) in enumerate(pieces)}
     unknown = next(piece for piece, _, form in pieces if form == 2)

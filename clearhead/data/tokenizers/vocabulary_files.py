@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.errors import DataError, StorageError
+from clearhead.data.tokenizers.base import TOKENIZERS_MISSING
+from clearhead.errors import DataError, StorageError, optional_dependency
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -76,7 +77,8 @@ def read_vocabulary_files(folder: Path) -> tuple[LibraryTokenizer, dict[str, str
 
 def _word_piece(folder: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
     """Return BERT's WordPiece from vocab.txt, whose line numbers are the ids."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     settings = _read_object(folder / "tokenizer_config.json")
     lines = (folder / WORD_PIECE_FILE).read_text(encoding="utf-8").split("\n")
@@ -104,7 +106,8 @@ def _word_piece(folder: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
 
 def _byte_level_bpe(folder: Path, *, framed: bool) -> tuple[LibraryTokenizer, dict[str, str]]:
     """Return the byte-level BPE of GPT-2, or of RoBERTa and BART if `framed`, from vocab.json and merges.txt."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     settings = _read_object(folder / "tokenizer_config.json")
     adds_space = bool(settings.get("add_prefix_space", False))
