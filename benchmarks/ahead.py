@@ -10,9 +10,8 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
@@ -51,10 +50,13 @@ class Background:
         seconds: Time limit.
     """
 
-    def __init__(self, tasks: Mapping[K, Callable[[], object]], *, workers: int, seconds: float) -> None:
-        run = partial(run_ahead, tasks, workers=workers, seconds=seconds)
-        self._thread = threading.Thread(target=run, daemon=True)
+    def __init__(self, tasks: Mapping[Any, Callable[[], object]], *, workers: int, seconds: float) -> None:
+        self.done: set[Any] = set()  # keys of tasks that succeeded, once all have ended
+        self._thread = threading.Thread(target=self._run, args=(tasks, workers, seconds), daemon=True)
         self._thread.start()
+
+    def _run(self, tasks: Mapping[Any, Callable[[], object]], workers: int, seconds: float) -> None:
+        self.done = run_ahead(tasks, workers=workers, seconds=seconds)
 
     def wait(self, seconds: float) -> None:
         """Wait until all tasks have ended, for at most `seconds`."""

@@ -99,12 +99,14 @@ class Job:
         measure: Measures into the row.
         ahead: Functions that compile the kernels of the row, run in other processes before anything is timed.
         limit: Seconds after which the row is abandoned.
+        without_peer: Replaces `measure` if the functions in `ahead` did not succeed.
     """
 
     row: Timing
     measure: Callable[[Timing], None]
     ahead: tuple[partial[Any], ...] = ()
     limit: float = ROW_LIMIT
+    without_peer: Callable[[Timing], None] | None = None
 
 
 # ---------------------------------------------------------------------- measurement

@@ -26,10 +26,10 @@ from benchmarks.timed import Job, Timing, run_jobs
 from clearhead.errors import ConfigError
 
 SECTIONS: dict[str, Callable[[Options], Iterator[Job]]] = {
-    "host": host.jobs,
     "layouts": layouts.jobs,
     "lengths": lengths.jobs,
     "flex": layouts.flex_jobs,
+    "host": host.jobs,
     "training": training.jobs,
     "auto": choices.jobs,
 }
@@ -76,7 +76,9 @@ def measure(
         for name, section_jobs in missing.items():
             if name in PEER_SECTIONS and section_jobs and background is not None:
                 background.wait(PEER_SHARE * time_limit - (time.monotonic() - start))
-            yield from section_jobs
+                yield from (_if_compiled(job, background) for job in section_jobs)
+            else:
+                yield from section_jobs
 
     remaining = time_limit - (time.monotonic() - start)
     return run_jobs(jobs(), out, seconds=remaining, on_start=on_start, on_row=on_row, earlier=earlier)
@@ -100,6 +102,12 @@ def _compile(missing: dict[str, list[Job]], time_limit: float) -> Background:
     for name, jobs in missing.items():
         for task in (task for job in jobs for task in job.ahead):
             (peers if name in PEER_SECTIONS else tasks)[task.func, task.args] = task
-    background = Background(peers, workers=n_workers - 1, seconds=PEER_SHARE * seconds)
+    background = Background(peers, workers=len(peers), seconds=PEER_SHARE * seconds)
     run_ahead(tasks, workers=n_workers, seconds=AHEAD_SHARE * seconds)
     return background
+
+
+def _if_compiled(job: Job, background: Background) -> Job:
+    """Return the job, without its peer if that was not compiled in time."""
+    is_compiled = all((task.func, task.args) in background.done for task in job.ahead)
+    return job if is_compiled or job.without_peer is None else replace(job, measure=job.without_peer)

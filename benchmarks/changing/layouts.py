@@ -154,7 +154,7 @@ def flex_jobs(options: Options) -> Iterator[Job]:
             row = Timing(section="flex", name=name, sizes=sizes)
             compilation = partial(_run_once, options, name, sizes["batch"], sizes["length"], True)
             measure = partial(_measure_flex, options, name, sizes["batch"], sizes["length"])
-            yield Job(row, measure, (compilation,))
+            yield Job(row, measure, (compilation,), without_peer=_note_flex)
 
 
 def _has_flex(options: Options, name: str, batch: int, length: int) -> bool:
@@ -192,6 +192,11 @@ def _measure_flex(options: Options, name: str, batch: int, length: int, row: Tim
     contenders = [*_attention(pattern, draw, qkv, grad), _flex(pattern, draw, qkv, grad)]
     selected = [contender for contender in contenders if contender.name in ("changing", "auto", "flex")]
     time_contenders(row, selected, seconds=options.seconds, device=options.device)
+
+
+def _note_flex(row: Timing) -> None:
+    """Note that FlexAttention was not compiled in time."""
+    row.notes["flex"] = "not measured: its compilation failed or took too long"
 
 
 def _attention(pattern: Pattern, draw: Draw, qkv: QKV, grad: Tensor) -> list[Contender]:

@@ -32,20 +32,22 @@ Inputs = tuple[dict[str, Tensor], Layout]
 
 def jobs(options: Options) -> Iterator[Job]:
     """Return one job for each length."""
+    name = "Llama, packed documents"
+    if not options.peers or options.name_filter not in name:
+        return
     for length in options.lengths_or(LENGTHS):
-        name = "Llama, packed documents"
-        if options.peers and options.name_filter in name:
-            yield Job(
-                Timing(section="training", name=name, sizes={"length": length}), partial(_measure, options, length)
-            )
+        row = Timing(section="training", name=name, sizes={"length": length})
+        measure, without_flex = (partial(_measure, options, length, has_flex) for has_flex in (options.is_gpu, False))
+        ahead = (partial(_run_once, options, length),) if options.is_gpu else ()
+        yield Job(row, measure, ahead, without_peer=without_flex)
 
 
-def _measure(options: Options, length: int, row: Timing) -> None:
+def _measure(options: Options, length: int, has_flex: bool, row: Timing) -> None:
     """Measure one row."""
     ways = ("backend", "apply_mask")
     row.targets = {f"{way} / {peer}": 1 / SPEEDUPS[peer] for way in ways for peer in SPEEDUPS}
     contenders = [_packed(options, length, "clearhead"), _applied(options, length), _padded(options, length)]
-    if options.is_gpu:
+    if has_flex:
         contenders.append(_packed(options, length, "flex_attention"))
     time_contenders(row, contenders, seconds=4 * options.seconds, device=options.device)
     row.facts["parameters"] = sum(p.numel() for p in _model(options, length, "sdpa").parameters())

@@ -57,7 +57,7 @@ def measure(
             raise ConfigError(f"section is {name!r}; expected one of {', '.join(SECTIONS)}")
     start = time.monotonic()
     selected = [job for job in _jobs(options) if job.row.section in (sections or SECTIONS)]
-    selected.sort(key=lambda job: SECTIONS.index(job.row.section))
+    selected.sort(key=_rank)
     tasks = {(task.func, task.args): task for job in selected for task in job.ahead}
     background = Background(tasks, workers=4, seconds=PEER_SHARE * min(time_limit, 1e6)) if options.is_gpu else None
 
@@ -69,6 +69,13 @@ def measure(
 
     limits: dict[str, Any] = {"seconds": time_limit, "earlier": earlier, "finish": steps.monotonic_rows}
     return run_jobs(jobs(), out, on_start=on_start, on_row=on_row, **limits)
+
+
+def _rank(job: Job) -> tuple[bool, int]:
+    """Return the rank of a job: sections in order, then the points that are not in the coarse grid."""
+    is_point = job.row.section in ("steps", "torch")
+    is_late = is_point and not steps.is_coarse(job.row.name, job.row.sizes)
+    return is_late or job.row.section == "transformers", SECTIONS.index(job.row.section)
 
 
 def _jobs(options: Options) -> Iterator[Job]:

@@ -126,7 +126,15 @@ def test_flex_section_covers_all_masks_lengths_and_batches_once():
     assert len(list(changing.SECTIONS["flex"](selected))) == len(PATTERNS)
 
 
+def test_flex_row_without_compilation_has_a_note():
+    job = next(changing.SECTIONS["flex"](changing.options_for("cuda")))
+    assert job.ahead
+    assert job.without_peer is not None
+    job.without_peer(job.row)
+    assert job.row.notes.keys() == {"flex"}
+
+
 @pytest.mark.bad_input
 def test_measure_unknown_section_raises_config_error():
-    with pytest.raises(ConfigError, match="section is 'layout'; expected one of host, layouts"):
+    with pytest.raises(ConfigError, match="section is 'layout'; expected one of layouts, lengths"):
         changing.measure(SMOKE, sections=["layout"])

@@ -150,11 +150,14 @@ def test_torch_section_compares_with_the_probe():
     assert all(row.times.keys() == {"clearhead", "torch"} and row.notes == {} for row in rows)
 
 
-def test_points_start_with_targets():
+def test_points_start_with_a_coarse_grid():
     points = steps.points(decoding.options_for("cuda"))
     assert len(points) == len(set(points)) == 12 * 21
-    assert {name for name, _, _ in points[:48]} == {"Llama 1.1B", "GPT-2 124M"}
-    assert {name for name, _, _ in points[48:63]} == {"Qwen-like 0.5B", "Gemma-2-like 2B", "Mixtral-like", "translator"}
+    coarse = [steps.is_coarse(name, {"batch": batch, "context": context}) for name, batch, context in points]
+    assert coarse == sorted(coarse, reverse=True)
+    assert {name for name, _, _ in points[:32]} == {"Llama 1.1B", "GPT-2 124M"}
+    assert {name for name, _, _ in points[: sum(coarse)]} == MODELS.keys()
+    assert ("Llama 1.1B", 1, 32000) in points[: sum(coarse)]
 
 
 def test_transformers_section_compares_with_transformers():

@@ -167,6 +167,13 @@ def test_background_ends_with_its_tasks():
     background = Background({"a": fail}, workers=0, seconds=10.0)
     background.wait(float("inf"))
     background.wait(-1.0)
+    assert background.done == set()
+
+
+def test_background_reports_tasks_that_succeed():
+    background = Background({"good": partial(len, ""), "bad": partial(fail, None)}, workers=1, seconds=60.0)
+    background.wait(60.0)
+    assert background.done == {"good"}
 
 
 def test_run_ahead_without_workers_runs_nothing():
