@@ -71,7 +71,7 @@ class Harness:
         x, source = (cast_to(tensor, dtype or self.dtype) for tensor in (batch.x, batch.source))
         return self.spec.run(self.module if module is None else module, replace(batch, x=x, source=source))
 
-    def out(self, batch: CallInputs, module: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+    def out(self, batch: CallInputs, module: object = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return the main output tensor, without gradients."""
         with torch.no_grad():
             return output_tensor(self.raw(batch, module, dtype)).detach()

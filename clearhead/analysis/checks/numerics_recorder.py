@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +72,7 @@ class NumericsRecorder(TorchDispatchMode):
             self._observe(name, args, kwargs, out)
         return result
 
-    def _observe(self, name: str, args: Sequence[Any], kwargs: Kwargs, out: Tensor) -> None:
+    def _observe(self, name: str, args: Args, kwargs: Kwargs, out: Tensor) -> None:
         if name in _RANDOM:
             self.observations.random.append(name)
         tensors = [x for x in args if isinstance(x, Tensor)]
@@ -107,7 +106,7 @@ class NumericsRecorder(TorchDispatchMode):
         heads = scores.shape[1] if scores.dim() == 4 else max(1, scores.shape[0] // self._batch)
         self.observations.scales.append((self._scale.get(_address(scores), 1.0), self._width[_address(scores)], heads))
 
-    def _observe_sdpa(self, args: Sequence[Any], kwargs: Kwargs) -> None:
+    def _observe_sdpa(self, args: Args, kwargs: Kwargs) -> None:
         q: Tensor = args[0]
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
         if isinstance(mask, Tensor):

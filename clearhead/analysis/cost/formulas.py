@@ -250,7 +250,7 @@ def prime_sizes(config: Any, tokens: Tokens, max_len: int | None) -> tuple[Any, 
 
 def _with_prime_fields(config: Any) -> tuple[Any, dict[int, str]]:
     """Replace the integers of a configuration by primes, as far as it accepts them."""
-    changes: list[tuple[dict[str, Any], dict[int, str]]] = []
+    changes: list[tuple[Kwargs, dict[int, str]]] = []
     if _is_whole(getattr(config, "n_heads", None)):
         changes.append(_prime_heads(config))
     elif _is_whole(getattr(config, "d_model", None)):
@@ -278,7 +278,7 @@ def _with_prime_fields(config: Any) -> tuple[Any, dict[int, str]]:
     return config, expressions
 
 
-def _prime_heads(config: Any) -> tuple[dict[str, Any], dict[int, str]]:
+def _prime_heads(config: Any) -> tuple[Kwargs, dict[int, str]]:
     """Return primes for width, heads, key heads and head width: M = H · D unless D is set, and K divides H."""
     is_grouped = config.n_kv_heads is not None
     has_head_width = config.d_head is not None

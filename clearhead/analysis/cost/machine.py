@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from clearhead._core.atomic_io import write_atomically
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.operators import Ceiling, KernelCost
+from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.errors import ConfigError
 
 _BUNDLED = Path(__file__).parent / "machines"
@@ -105,7 +105,7 @@ class Machine:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Machine:
+    def from_dict(cls, data: Kwargs) -> Machine:
         """Create a machine from the values of `to_dict`, or of a file written by version 0.2."""
         return cls(**{_LEGACY_KEYS.get(key, key): value for key, value in data.items()})
 

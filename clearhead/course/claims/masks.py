@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib import resources
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,8 @@ from clearhead.masks import padding
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
 from clearhead.nn.positions import NoPE
 
-SIZES: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_heads": 2, "d_ff": 16}
+DECODER = DecoderConfig(vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2)
+ENCODER = EncoderConfig(vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_layers=2)
 
 
 def column_attention(n: int, generator: torch.Generator) -> Tensor:
@@ -91,7 +91,9 @@ def padding_mask(t: Experiment) -> None:
 
 
 def _encoder_decoder() -> EncoderDecoder:
-    config = EncoderDecoderConfig(**SIZES, n_encoder_layers=1, n_decoder_layers=1, positions=NoPE())
+    config = EncoderDecoderConfig(
+        vocab_size=11, d_model=8, n_heads=2, d_ff=16, n_encoder_layers=1, n_decoder_layers=1, positions=NoPE()
+    )
     return EncoderDecoder(config).double().eval()
 
 
@@ -106,7 +108,7 @@ def _ids(t: Experiment, *shape: int) -> Tensor:
     method="A text alone, and padded on the right with two kinds of padding, with and without the mask.",
 )
 def encoder_masks(t: Experiment) -> None:
-    model = EncoderConfig(**SIZES, n_layers=2, positions=NoPE()).build().double().eval()
+    model = ENCODER.replace(positions=NoPE()).build().double().eval()
     ids = _ids(t, 1, 5)
     alone = model(ids)
     long = torch.cat([ids, _ids(t, 1, 3)], 1)
@@ -122,7 +124,7 @@ def encoder_masks(t: Experiment) -> None:
     method="A text alone and padded on the right, through a two-layer decoder; then padded on the left.",
 )
 def decoder_masks(t: Experiment) -> None:
-    model = DecoderConfig(**SIZES, n_layers=2, positions=NoPE()).build().double().eval()
+    model = DECODER.replace(positions=NoPE()).build().double().eval()
     ids, pad = _ids(t, 1, 5), _ids(t, 1, 3)
     alone = model(ids)
     right, left_padded = model(torch.cat([ids, pad], 1))[:, :5], model(torch.cat([pad, ids], 1))[:, 3:]
@@ -187,9 +189,8 @@ def self_attention_reads_encoder(t: Experiment) -> None:
 )
 def causal_streams(t: Experiment) -> None:
     ids = torch.randint(11, (1, 9), generator=t.generator)
-    sizes = SIZES | {"max_len": 16, "n_layers": 2}
-    for model, masked in ((DecoderConfig(**sizes).build(), True), (EncoderConfig(**sizes).build(), False)):
-        model = model.double().eval()
+    for config, masked in ((DECODER, True), (ENCODER, False)):
+        model = config.replace(max_len=16).build().double().eval()
         with torch.no_grad():
             full_logits = model(ids)
             moved = max(max_abs_diff(model(ids[:, :n]), full_logits[:, :n]) for n in range(1, 9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -66,16 +67,16 @@ def n_parameters(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def join_numbers(numbers: Iterable[float], form: str) -> str:
+def join_numbers(numbers: Iterable[Fraction | float], form: str) -> str:
     """Join formatted numbers with commas."""
     return ", ".join(format(number, form) for number in numbers)
 
 
-def is_increasing(values: Iterable[Any]) -> bool:
+def is_increasing(values: Iterable[Fraction | float]) -> bool:
     """Return whether each value is larger than the one before it."""
     return all(a < b for a, b in pairwise(values))
 
 
-def is_decreasing(values: Iterable[Any]) -> bool:
+def is_decreasing(values: Iterable[Fraction | float]) -> bool:
     """Return whether each value is smaller than the one before it."""
     return all(a > b for a, b in pairwise(values))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import MatrixFigure
 from clearhead.course.claims.numerics import join_numbers, max_abs_diff, single_head_attention
 from clearhead.course.claims.registry import ANSWERED, HOMEWORK, claim
+from clearhead.course.exercises.numbers import Number
 from clearhead.masks import window
 
 
@@ -171,7 +171,7 @@ def weights_interpretable(t: Experiment) -> None:
 def dropout_diffuses(t: Experiment) -> None:
     p, points, hard = Fraction(1, 10), exact.simplex(4, 12), exact.eye(4)[0]
 
-    def error(a: Sequence[Any], values: tuple[int, ...], p: Fraction = p) -> Any:
+    def error(a: Sequence[Number], values: tuple[int, ...], p: Fraction = p) -> Number:
         """Return E (Σ m a v / (1 − p) − 1)² if each m is 0 with probability p: bias² + variance."""
         parts = [w * v for w, v in zip(a, values, strict=True)]
         return (sum(parts) - 1) ** 2 + p / (1 - p) * sum(x * x for x in parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,12 @@ from clearhead.masks import causal, full
 from clearhead.models import DecoderConfig
 from clearhead.nn.positions import LearnedPositions
 
-SIZES: dict[str, Any] = {"vocab_size": 5, "d_model": 16, "n_heads": 2, "d_ff": 32}
+SMALL = DecoderConfig(vocab_size=5, d_model=16, n_heads=2, d_ff=32, n_layers=1)
 
 
-def _config(n: int, **choices: Any) -> DecoderConfig:
+def _config(n: int, **choices: object) -> DecoderConfig:
     """Return the configuration of a small decoder for n tokens."""
-    return DecoderConfig(**SIZES, max_len=n, positions=LearnedPositions(max_len=n), **choices)
+    return SMALL.replace(max_len=n, positions=LearnedPositions(max_len=n), **choices)
 
 
 @claim(

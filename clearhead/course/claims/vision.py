@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +29,16 @@ TABLE_2 = {
 PICTURES = {"ImageNet-1k": 1_300, "ImageNet-21k": 14_000, "JFT-300M": 303_000}
 
 
-def small(seed: int | None = None, **choices: Any) -> VisionTransformer:
+SMALL = VisionConfig(
+    image_size=(8, 12), patch_size=4, n_channels=1, n_classes=5, n_layers=2, d_model=8, n_heads=2, d_ff=16
+)
+
+
+def small(seed: int | None = None, **choices: object) -> VisionTransformer:
     """Return a model for images of 2 × 3 patches of 4 × 4 pixels; the seed determines its parameters."""
     if seed is not None:
         torch.manual_seed(seed)
-    pictures: dict[str, Any] = {"image_size": (8, 12), "patch_size": 4, "n_channels": 1, "n_classes": 5}
-    config = VisionConfig(**pictures, n_layers=2, d_model=8, n_heads=2, d_ff=16, **choices)
-    return VisionTransformer(config).double().eval()
+    return VisionTransformer(SMALL.replace(**choices)).double().eval()
 
 
 def patches_moved(image: Tensor, order: list[int]) -> Tensor:

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,9 @@ from clearhead.config import Validated, decode_variant, encode
 from clearhead.data import files
 from clearhead.data.batch import ImageBatch, Split
 from clearhead.errors import DataError, StorageError, optional_dependency
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ImageTensor: TypeAlias = Float[Tensor, "B C height width"]
 
@@ -249,7 +252,7 @@ def _both(arrays: Sequence[Tensor], train: str, validation: str) -> tuple[Images
     return Images(x_train, y_train.to(torch.int64), train), Images(x_val, y_val.to(torch.int64), validation)
 
 
-def _tensor(array: Any, path: Path) -> Tensor:
+def _tensor(array: np.ndarray, path: Path) -> Tensor:
     try:
         return torch.from_numpy(array)
     except TypeError as error:
