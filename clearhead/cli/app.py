@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -84,10 +84,10 @@ def _reflow(commands: typer.Typer) -> None:
 def every_command() -> Iterator[tuple[str, ...]]:
     """Yield the words of each command, such as ("claims", "run"), in the order of `--help`."""
 
-    def walk(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        for name, command in group.commands.items():
+    def walk(command: object, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for name, subcommand in getattr(command, "commands", {}).items():
             yield (*words, name)
-            yield from walk(command, (*words, name)) if hasattr(command, "commands") else ()
+            yield from walk(subcommand, (*words, name))
 
     yield from walk(typer.main.get_command(whole_app()), ())
 
