@@ -6,7 +6,7 @@ B batch   T tokens   M model dim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,7 +19,7 @@ from clearhead._core.typed_module import Module
 from clearhead._core.validation import NonNegativeInt, PositiveInt, require
 from clearhead.errors import ShapeError
 from clearhead.masks import Mask, full
-from clearhead.models.stack import Stack, TextConfig, and_masks, validate_ids
+from clearhead.models.stack import Stack, StackOptions, TextConfig, and_masks, validate_ids
 from clearhead.nn import PoolerActivation, Tanh, TokenEmbedding
 from clearhead.nn.positions import RelativeBias, Sinusoidal
 
@@ -57,6 +57,16 @@ class EncoderConfig(TextConfig):
     share_layers: bool = False
     n_classes: NonNegativeInt = 0
     head: Literal["sequence", "token", "span", "choice", "masked_lm"] = "sequence"
+
+    @property
+    def stack_options(self) -> StackOptions:
+        """Options of the stack that not all Transformers have."""
+        return replace(
+            super().stack_options,
+            relative_positions=self.relative_positions,
+            embedding_dim=self.embedding_dim,
+            share_layers=self.share_layers,
+        )
 
     def validate(self) -> None:
         super().validate()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,30 @@ from clearhead.config import Config
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks import Mask, as_mask, full
 from clearhead.nn import Block, BlockSpec, Init, KVCache, TokenEmbedding, TruncatedNormal
-from clearhead.nn.positions import LearnedPositions, NoPE, Positions, Rotary, Sinusoidal
+from clearhead.nn.positions import LearnedPositions, NoPE, Positions, RelativeBias, Rotary, Sinusoidal
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackOptions:
+    """Options of a stack that only some models have.
+
+    Attributes:
+        layer_masks: Masks of the layers, repeated cyclically, combined with the model's mask.
+        layer_rotary: Rotary positions of the layers, or none, repeated cyclically; empty for those of the model.
+        positions_per_layer: Whether position biases have a table per layer.
+        relative_positions: Positions on the scores in addition to added positions.
+        embedding_dim: Width of the embeddings, which are projected to d_model; None for d_model.
+        share_layers: Whether all layers share the parameters of one block.
+        n_dense_layers: Number of first layers with a feed-forward in place of experts.
+    """
+
+    layer_masks: tuple[Mask, ...] = ()
+    layer_rotary: tuple[Rotary | NoPE, ...] = ()
+    positions_per_layer: bool = False
+    relative_positions: RelativeBias | None = None
+    embedding_dim: int | None = None
+    share_layers: bool = False
+    n_dense_layers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +68,11 @@ class TransformerConfig(BlockSpec):
     def _shared(self, kind: type[Config]) -> dict[str, Any]:
         """Return the fields of a base class."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind)}
+
+    @property
+    def stack_options(self) -> StackOptions:
+        """Options of the stack that not all Transformers have."""
+        return StackOptions()
 
     def check_positions(self, positions: Positions) -> None:
         """Raise ConfigError for positions that cannot be built."""
@@ -72,6 +101,16 @@ class TextConfig(TransformerConfig):
     layer_rotary: tuple[Rotary | NoPE, ...] = ()
     positions_per_layer: bool = False  # position biases have a table per layer, as in umT5
     n_dense_layers: NonNegativeInt = 0  # first layers with a feed-forward in place of `experts`, as in DeepSeek-V3
+
+    @property
+    def stack_options(self) -> StackOptions:
+        """Options of the stack that not all Transformers have."""
+        return StackOptions(
+            layer_masks=self.layer_masks,
+            layer_rotary=self.layer_rotary,
+            positions_per_layer=self.positions_per_layer,
+            n_dense_layers=self.n_dense_layers,
+        )
 
     def build_embedding(self, vocab_size: int, width: int) -> TokenEmbedding:
         """Return a new embedding."""
@@ -115,6 +154,17 @@ class TextConfig(TransformerConfig):
             )
 
 
+def _build_blocks(
+    config: TransformerConfig, options: StackOptions, positions: Positions, *, n_layers: int, cross: bool
+) -> Iterator[Block]:
+    """Yield the blocks of a stack: one per layer, or a single shared one."""
+    rotaries = [value if isinstance(value, Rotary) else None for value in options.layer_rotary or (positions,)]
+    n_dense = options.n_dense_layers
+    dense = config.replace(experts=None, n_dense_layers=0) if n_dense else config
+    for i in range(1 if options.share_layers else n_layers):
+        yield Block(dense if i < n_dense else config, rotary=rotaries[i % len(rotaries)], cross=cross)
+
+
 class Stack(Module):
     """Positions, blocks and the final norm: the base class of the Transformers."""
 
@@ -128,31 +178,28 @@ class Stack(Module):
         cross: bool = False,
     ) -> None:
         super().__init__()
+        options = config.stack_options
+        width = options.embedding_dim or config.d_model
         self.embedding = embedding
-        self._masks, rotary = (config.layer_masks, config.layer_rotary) if isinstance(config, TextConfig) else ((), ())
+        self._masks = options.layer_masks
         self.adds_positions = positions.kind == "added"  # whether `positions` has an effect
-        embedding_dim = getattr(config, "embedding_dim", None)
-        width = embedding_dim or config.d_model
         # Rotary positions are applied in the attention layers; they and "none" need no module here.
         self.positions: nn.Module | None = None
         self.layer_positions: nn.ModuleList | None = None
-        if positions.kind == "bias" and getattr(config, "positions_per_layer", False):
+        if positions.kind == "added":
+            self.positions = positions.build(width)
+        elif positions.kind == "bias" and options.positions_per_layer:
             self.layer_positions = nn.ModuleList(positions.build(config.n_heads) for _ in range(n_layers))
-        elif positions.kind == "added" or positions.kind == "bias":
-            self.positions = positions.build(width if positions.kind == "added" else config.n_heads)
-        relative = getattr(config, "relative_positions", None)
+        elif positions.kind == "bias":
+            self.positions = positions.build(config.n_heads)
+        relative = options.relative_positions
         self.relative_positions: nn.Module | None = None if relative is None else relative.build(config.n_heads)
         self.embedding_norm = config.norm.build(width) if config.embedding_norm else nn.Identity()
-        self.embedding_proj = None if embedding_dim is None else nn.Linear(embedding_dim, config.d_model)
+        has_projection = options.embedding_dim is not None
+        self.embedding_proj = nn.Linear(width, config.d_model) if has_projection else None
         self.dropout = nn.Dropout(config.dropout)
-        rotaries = [value if isinstance(value, Rotary) else None for value in rotary or (positions,)]
-        self.n_layers, n_blocks = n_layers, 1 if getattr(config, "share_layers", False) else n_layers
-        n_dense = getattr(config, "n_dense_layers", 0)
-        dense = config.replace(experts=None, n_dense_layers=0) if n_dense else config
-        self.blocks = nn.ModuleList(
-            Block(dense if i < n_dense else config, rotary=rotaries[i % len(rotaries)], cross=cross)
-            for i in range(n_blocks)
-        )
+        self.n_layers = n_layers
+        self.blocks = nn.ModuleList(_build_blocks(config, options, positions, n_layers=n_layers, cross=cross))
         if not config.first_norm:
             self.blocks[0].norm1 = nn.Identity()
         # Post-norm blocks already end in a norm.
