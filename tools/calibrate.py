@@ -15,7 +15,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,33 +26,26 @@ from torch import Tensor
 from benchmarks.sparse import time_both, time_forward
 from clearhead.attention.attend import attend
 from clearhead.attention.observe import Impl
-from clearhead.attention.sparse.cost_model import H200, KernelCosts, PairCost, Rates, rates_for
+from clearhead.attention.sparse.cost_model import H200, AttentionWork, KernelCosts, PairCost, Rates, rates_for
 from clearhead.attention.sparse.kernel import blocking_on
 from clearhead.attention.sparse.plan import Plan, plan
 from clearhead.masks import Mask, window
 from clearhead.masks.catalogue import CATALOGUE
 
 KINDS = ("dense", "masked", "full", "partial")
-# Fields of a sample, and the rate that each is multiplied by.
+# Other fields of `AttentionWork`, and the rate that each is multiplied by.
 FIXED = {"launches": "launch", "leaves": "leaf", "scattered": "scattered", "moved": "moved"}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured call in ms: query-key pairs by kind over all heads, kernel launches, and properties of its mask."""
+    """One measured call, in ms, and its work."""
 
     name: str
     width: int
     training: bool  # forward and backward
     ms: float
-    dense: float = 0.0
-    masked: float = 0.0
-    full: float = 0.0
-    partial: float = 0.0
-    launches: float = 1
-    leaves: float = 0
-    scattered: float = 0
-    moved: float = 0
+    work: AttentionWork
 
 
 # -- the fit ----------------------------------------------------------------------------------------------------------
@@ -67,8 +60,8 @@ def fit(samples: Sequence[Sample], device: Rates) -> Rates:
 def _fit(samples: Sequence[Sample]) -> KernelCosts:
     rows = [
         [
-            *(x for kind in KINDS for x in (getattr(s, kind) / 1e9, getattr(s, kind) * s.width / 1e9)),
-            *(getattr(s, name) for name in FIXED),
+            *(x for kind in KINDS for x in (getattr(s.work, kind) / 1e9, getattr(s.work, kind) * s.width / 1e9)),
+            *(getattr(s.work, name) for name in FIXED),
         ]
         for s in samples
     ]
@@ -118,9 +111,9 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
         tag = f"T {length} D {width}"
         for training in (False, True):
             ms = _time_ms(None, "sdpa", tensors, training)
-            yield Sample(f"dense {tag}", width, training, ms, dense=pairs)
+            yield Sample(f"dense {tag}", width, training, ms, AttentionWork(dense=pairs, launches=1))
             ms = _time_ms(window(length // 8, length // 8), "sdpa", tensors, training)
-            yield Sample(f"masked {tag}", width, training, ms, masked=pairs, leaves=1)
+            yield Sample(f"masked {tag}", width, training, ms, AttentionWork(masked=pairs, launches=1, leaves=1))
         for pattern in CATALOGUE:
             if time.monotonic() > deadline:
                 return
@@ -129,7 +122,7 @@ def measure(device: str, lengths: Sequence[int], widths: Sequence[int], heads: i
             for training in (False, True):
                 ms = _time_ms(mask, "sparse", tensors, training)
                 work = mask_plan.work(heads, rates_for(torch.device(device)), training)
-                yield Sample(f"{pattern.name} {tag}", width, training, ms, **work)
+                yield Sample(f"{pattern.name} {tag}", width, training, ms, work)
 
 
 def from_sparse(path: Path) -> Iterator[Sample]:
@@ -143,10 +136,12 @@ def from_sparse(path: Path) -> Iterator[Sample]:
         for training, end in ((False, ""), (True, "_both")):
             if (length, width) not in dense:
                 pairs = float(heads * length * length)
-                yield Sample(f"dense {tag}", width, training, row["dense" + end], dense=pairs)
+                yield Sample(
+                    f"dense {tag}", width, training, row["dense" + end], AttentionWork(dense=pairs, launches=1)
+                )
             if row["sparse" + end] and row["name"] != "causal":  # runs on the fused kernel
                 work = mask_plan.work(heads, H200, training)
-                yield Sample(f"{row['name']} {tag}", width, training, row["sparse" + end], **work)
+                yield Sample(f"{row['name']} {tag}", width, training, row["sparse" + end], work)
         dense.add((length, width))
 
 
@@ -159,13 +154,9 @@ def from_auto(path: Path) -> Iterator[Sample]:
         if row["name"] == "causal":  # runs on the fused kernel
             continue
         mask_plan = _plan(_mask(row), length, "cuda", getattr(torch, row["dtype"]), width)
-        sparse_work, fused_work = (
-            mask_plan.work(heads, H200, training),
-            mask_plan.fused_work(heads, torch.device("cuda")),
-        )
-        fused_work = {name: n for name, n in fused_work.items() if name != "remainders"}
-        yield Sample(tag, width, training, row["sparse"], **sparse_work)
-        yield Sample(f"masked {tag}", width, training, row["sdpa"], **fused_work)
+        yield Sample(tag, width, training, row["sparse"], mask_plan.work(heads, H200, training))
+        fused_work = mask_plan.fused_work(heads, torch.device("cuda"))
+        yield Sample(f"masked {tag}", width, training, row["sdpa"], fused_work)
 
 
 def _mask(row: dict[str, Any]) -> Mask:
@@ -208,7 +199,7 @@ def report(samples: Sequence[Sample], rates: Rates) -> str:
         predicted = _predict(s, rates)
         other = fused.get((s.name, s.training)) or fused.get(("T " + s.name.split(" T ")[-1], s.training))
         choice = ""
-        if other is not None and not s.masked and not s.name.startswith("dense T"):
+        if other is not None and not s.work.masked and not s.name.startswith("dense T"):
             gathers = predicted < _predict(other, rates)
             loss = (s if gathers else other).ms / min(s.ms, other.ms) - 1
             choice = f"{'sparse' if gathers else 'sdpa'} ({100 * loss:.0f} %)"
@@ -218,8 +209,7 @@ def report(samples: Sequence[Sample], rates: Rates) -> str:
 
 
 def _predict(s: Sample, rates: Rates) -> float:
-    work = {name: getattr(s, name) for name in (*KINDS, *FIXED)}
-    return rates.milliseconds(**work, width=s.width, backward=s.training)
+    return rates.milliseconds(s.work, width=s.width, backward=s.training)
 
 
 def merged(samples: Sequence[Sample]) -> list[Sample]:
@@ -233,9 +223,8 @@ def merged(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _read(path: Path) -> list[Sample]:
-    names = {field.name for field in fields(Sample)}
     rows = json.loads(path.read_text(encoding="utf-8"))
-    return [Sample(**{key: row[key] for key in names & row.keys()}) for row in rows]
+    return [Sample(**row | {"work": AttentionWork(**row["work"])}) for row in rows]
 
 
 def main(arguments: list[str] | None = None) -> None:

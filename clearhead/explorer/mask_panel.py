@@ -12,7 +12,7 @@ import torch
 from clearhead import masks
 from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import Range
-from clearhead.attention.sparse.cost_model import rates_for
+from clearhead.attention.sparse.cost_model import AttentionWork, rates_for
 from clearhead.attention.sparse.plan import default_blocking, plan
 from clearhead.config import Validated
 from clearhead.explorer.request import EmptyRequest, RequestContext, action
@@ -67,7 +67,7 @@ def mask(request: MaskRequest, context: RequestContext) -> JSONObject:
         },
         "predicted_cost": {
             "sparse_ms": sparse_plan.predicted_ms(heads=_N_HEADS, rates=rates),
-            "dense_ms": rates.milliseconds(dense=float(_N_HEADS * T * S), width=_HEAD_DIM),
+            "dense_ms": rates.milliseconds(AttentionWork(dense=float(_N_HEADS * T * S), launches=1), width=_HEAD_DIM),
             "device": rates.name,
             "n_heads": _N_HEADS,
             "head_dim": _HEAD_DIM,

@@ -46,6 +46,36 @@ class KernelCosts:
     moved: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionWork:
+    """The work of one call of attention, in the quantities that the cost model prices. `a + b` does both.
+
+    Attributes:
+        dense: Pairs of the fused kernel without a mask, over all heads.
+        masked: Pairs of the fused kernel with a (T, S) mask.
+        full: Pairs of the sparse kernel in tiles that need no test.
+        partial: Pairs of the sparse kernel in tiles with a test.
+        launches: Kernel launches.
+        leaves: Leaves of a mask that become tensors for the fused kernel.
+        scattered: Those of them that sample keys.
+        moved: Those of them whose data are on another device.
+        remainders: T × S pairs of `dilated` leaves that become tensors.
+    """
+
+    dense: float = 0.0
+    masked: float = 0.0
+    full: float = 0.0
+    partial: float = 0.0
+    launches: float = 0.0
+    leaves: float = 0.0
+    scattered: float = 0.0
+    moved: float = 0.0
+    remainders: float = 0.0
+
+    def __add__(self, other: AttentionWork) -> AttentionWork:
+        return AttentionWork(**{name: n + getattr(other, name) for name, n in vars(self).items()})
+
+
 @dataclass(frozen=True)
 class Rates:
     """The costs of a device, and properties of its kernels.
@@ -67,27 +97,18 @@ class Rates:
     in_chunks: bool = False
     dense_launches: float = 1.0
 
-    def milliseconds(
-        self,
-        *,
-        width: int,
-        dense: float = 0.0,
-        masked: float = 0.0,
-        full: float = 0.0,
-        partial: float = 0.0,
-        launches: float = 1,
-        leaves: float = 0,
-        scattered: float = 0,
-        moved: float = 0,
-        remainders: float = 0.0,
-        backward: bool = False,
-    ) -> float:
-        """Return the predicted time for these numbers of pairs (over all heads), launches and mask leaves."""
+    def milliseconds(self, work: AttentionWork, *, width: int, backward: bool = False) -> float:
+        """Return the predicted time of this work for heads of this width."""
         costs = self.training if backward else self.forward
-        pairs = (dense, costs.dense), (masked, costs.masked), (full, costs.full), (partial, costs.partial)
-        picoseconds = sum(n * cost.of(width) for n, cost in pairs) + remainders * self.remainder
-        mask_ms = leaves * costs.leaf + scattered * costs.scattered + moved * costs.moved
-        return picoseconds / 1e9 + launches * costs.launch + mask_ms
+        pairs = (
+            (work.dense, costs.dense),
+            (work.masked, costs.masked),
+            (work.full, costs.full),
+            (work.partial, costs.partial),
+        )
+        picoseconds = sum(n * cost.of(width) for n, cost in pairs) + work.remainders * self.remainder
+        mask_ms = work.leaves * costs.leaf + work.scattered * costs.scattered + work.moved * costs.moved
+        return picoseconds / 1e9 + work.launches * costs.launch + mask_ms
 
 
 WORTH_PLANNING = 1 << 18

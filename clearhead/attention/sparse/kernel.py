@@ -27,7 +27,7 @@ from clearhead.attention.inputs import (
 )
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.sparse import interval_cpu
-from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
+from clearhead.attention.sparse.cost_model import WORTH_PLANNING, AttentionWork, Rates, rates_for
 from clearhead.attention.sparse.interval_op import attend_intervals, attend_intervals_in_graph
 from clearhead.attention.sparse.plan import Blocking, Plan, plan_checked, sdpa_work
 from clearhead.attention.sparse.row_intervals import (
@@ -198,12 +198,11 @@ def _is_faster_on_cpu(inputs: AttentionInputs, rows: RowIntervals) -> bool:
     sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
     pairs, blocks = interval_cpu.work(rows, inputs.T)
     heads_per_pattern = heads // max(rows.bounds.shape[0], 1)
-    sparse_ms = sparse_rates.milliseconds(
-        partial=pairs * heads_per_pattern, launches=blocks, width=width, backward=backward
-    )
+    sparse_work = AttentionWork(partial=pairs * heads_per_pattern, launches=blocks)
+    sparse_ms = sparse_rates.milliseconds(sparse_work, width=width, backward=backward)
     assert inputs.mask is not None
     work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
-    return sparse_ms < sdpa_rates.milliseconds(**work, width=width, backward=backward)
+    return sparse_ms < sdpa_rates.milliseconds(work, width=width, backward=backward)
 
 
 def intervals_beat_sdpa(inputs: AttentionInputs, intervals: PairIntervals) -> bool:
@@ -211,10 +210,10 @@ def intervals_beat_sdpa(inputs: AttentionInputs, intervals: PairIntervals) -> bo
     heads, width, backward, dtype, sdpa_dtype = _work_key(inputs)
     sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
     pairs = estimate_pairs(tuple([x[:7] for x in intervals]), inputs.T, inputs.S, inputs.query_offset) * heads
-    sparse_ms = sparse_rates.milliseconds(full=pairs, launches=1, width=width, backward=backward)
+    sparse_ms = sparse_rates.milliseconds(AttentionWork(full=pairs, launches=1), width=width, backward=backward)
     assert inputs.mask is not None
     work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
-    return sparse_ms < sdpa_rates.milliseconds(**work, width=width, backward=backward)
+    return sparse_ms < sdpa_rates.milliseconds(work, width=width, backward=backward)
 
 
 def _run_intervals(inputs: AttentionInputs, rows: RowIntervals | None) -> Tensor:
@@ -344,7 +343,7 @@ def beats_sdpa(
         True if the plan is predicted to be faster."""
     sparse_ms = sparse_plan.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
     sdpa_rates = rates if sdpa_rates is None else sdpa_rates
-    return sparse_ms < sdpa_rates.milliseconds(**sparse_plan.fused_work(heads, device), width=width, backward=backward)
+    return sparse_ms < sdpa_rates.milliseconds(sparse_plan.fused_work(heads, device), width=width, backward=backward)
 
 
 def plan_for(inputs: AttentionInputs) -> Plan:

@@ -20,7 +20,7 @@ from clearhead._core.caches import CACHES
 from clearhead.attention.sparse import report
 from clearhead.attention.sparse.block_index import BlockIndex, PairList, RandomPairs, index_pairs, list_pairs
 from clearhead.attention.sparse.build import build
-from clearhead.attention.sparse.cost_model import Rates, rates_for
+from clearhead.attention.sparse.cost_model import AttentionWork, Rates, rates_for
 from clearhead.attention.sparse.registry import PLANS
 from clearhead.attention.sparse.split import extract_disjuncts, make_row_blocks, split
 from clearhead.masks import Causal, Dilated, Drawing, Mask, Scattered, as_mask, leaves
@@ -163,33 +163,33 @@ class Plan:
     ) -> float:
         """Return the predicted time for `heads` (batch × heads) of `width`, at the rates of its device by default."""
         rates = rates_for(self.device) if rates is None else rates
-        work = self.work(heads, rates, backward)
-        return rates.milliseconds(**work, width=width, backward=backward)
+        return rates.milliseconds(self.work(heads, rates, backward), width=width, backward=backward)
 
-    def work(self, heads: int, rates: Rates, backward: bool) -> dict[str, float]:
+    def work(self, heads: int, rates: Rates, backward: bool) -> AttentionWork:
         """Return the pairs of each kind and the kernel launches for `heads` (batch × heads).
 
-        The result is the keyword arguments of `rates.milliseconds`. With backward, about half of a kernel's time is
-        attributed to the index of the queries and half to that of the keys, which can be longer. The latter is not
-        built for masks with data, because it may be needed for a single call."""
-        padding = min(rates.causal_tile, self.S) / 2 * self.T if self.has_dense_causal else 0
-        dense = float(min(self.dense_pairs + padding, self.T * self.S) * heads)
-        work = {"dense": dense, "full": 0.0, "partial": 0.0, "launches": (dense > 0) * rates.dense_launches}
+        With backward, about half of a kernel's time is attributed to the index of the queries and half to that of the
+        keys, which can be longer. For masks with data the latter is not built, as a single call may need it."""
         heads_per_pattern = max(heads // max(self._batch, 1), 1)
         both = backward and not rates.in_chunks and self.mask.is_structural
+        share = 0.5 if both else 1.0
+        work = self._dense_work(heads, rates)
         for index in (*self.query_pieces, *self.key_pieces) if both else self.query_pieces:
             if rates.in_chunks:
                 pairs, launches = index.chunked_work(heads_per_pattern)
             else:
                 pairs, launches = index.pairs * heads_per_pattern, 1
-            share = 0.5 if both else 1.0
             partial = share * index.partial_pairs / max(index.pairs, 1)
-            work["full"] += pairs * (share - partial)
-            work["partial"] += pairs * partial
-            work["launches"] += launches * share
+            work += AttentionWork(full=pairs * (share - partial), partial=pairs * partial, launches=launches * share)
         return work
 
-    def fused_work(self, heads: int, device: torch.device | None = None) -> dict[str, float]:
+    def _dense_work(self, heads: int, rates: Rates) -> AttentionWork:
+        """Return the work of the dense piece, with the pairs above the diagonal of its last tiles."""
+        padding = min(rates.causal_tile, self.S) / 2 * self.T if self.has_dense_causal else 0
+        dense = float(min(self.dense_pairs + padding, self.T * self.S) * heads)
+        return AttentionWork(dense=dense, launches=rates.dense_launches if dense else 0.0)
+
+    def fused_work(self, heads: int, device: torch.device | None = None) -> AttentionWork:
         """Return the work of the fused kernel for the same call: all pairs, and the leaves of the mask as tensors.
 
         `device` is the device of the call, if it differs from the plan's."""
@@ -209,19 +209,20 @@ class Plan:
         return self.explain()
 
 
-def sdpa_work(mask: Mask, T: int, S: int, heads: int, device: torch.device) -> dict[str, float]:
-    """Return the work of the fused kernel under a mask, the keyword arguments of `Rates.milliseconds`."""
+def sdpa_work(mask: Mask, T: int, S: int, heads: int, device: torch.device) -> AttentionWork:
+    """Return the work of the fused kernel under a mask."""
     pairs = float(T * S)
     if not mask.depends_on_query:
-        return {"dense": heads * pairs}
+        return AttentionWork(dense=heads * pairs, launches=1)
     parts = [leaf for leaf, _ in leaves(mask)]
-    return {
-        "masked": heads * pairs,
-        "leaves": len(parts),
-        "scattered": sum(isinstance(leaf, Scattered) for leaf in parts),
-        "moved": sum(leaf.device is not None and leaf.device.type != device.type for leaf in parts),
-        "remainders": pairs * sum(isinstance(leaf, Dilated) for leaf in parts),
-    }
+    return AttentionWork(
+        masked=heads * pairs,
+        launches=1,
+        leaves=len(parts),
+        scattered=sum(isinstance(leaf, Scattered) for leaf in parts),
+        moved=sum(leaf.device is not None and leaf.device.type != device.type for leaf in parts),
+        remainders=pairs * sum(isinstance(leaf, Dilated) for leaf in parts),
+    )
 
 
 def plan(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.attention.sparse.cost_model import Rates, rates_for
+from clearhead.attention.sparse.cost_model import AttentionWork, Rates, rates_for
 from clearhead.masks import Drawing, causal
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def explain(plan: Plan, rates: Rates | None = None) -> str:
     allowed = f"{100 * plan.allowed_pairs / plan.computed_pairs if plan.computed_pairs else 100:.0f} %"
     share = f"{plan.density:.4f} of all; {allowed} of them are allowed"
     lines.append(f"  total      {plan.computed_pairs:,} pairs computed, {share}")
-    every_pair_ms = rates.milliseconds(dense=32.0 * plan.T * plan.S, width=64)
+    every_pair_ms = rates.milliseconds(AttentionWork(dense=32.0 * plan.T * plan.S, launches=1), width=64)
     ratio = plan.predicted_ms(heads=32, rates=rates) / max(every_pair_ms, 1e-12)
     setting = f"({rates.name}, 32 heads of width 64)"
     lines.append(f"  predicted  {ratio:.3f} of the time of attention without a mask {setting}")

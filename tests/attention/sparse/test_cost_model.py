@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead.attention.sparse import kernel
 from clearhead.attention.sparse.compile import static_text
-from clearhead.attention.sparse.cost_model import CPU, H200, rates_for
+from clearhead.attention.sparse.cost_model import CPU, H200, AttentionWork, rates_for
 from clearhead.attention.sparse.plan import Blocking, plan
 from clearhead.masks import blocks, causal, documents, every, padding, parse, window
 from tests.support.mask_strategies import masks
@@ -46,16 +48,22 @@ def test_fit_recovers_rates_of_generated_samples(rates):
             "moved": number // 20,
         }
         for training in (False, True):
-            ms = rates.milliseconds(**pairs, **fixed, width=width, backward=training)
+            work = AttentionWork(**pairs, **fixed)
+            ms = rates.milliseconds(work, width=width, backward=training)
             # One call in ten is disturbed, and takes three times as long.
             ms *= 3 if number % 10 == 7 else 1
-            samples.append(Sample("", width, training, ms, **pairs, **fixed))
+            samples.append(Sample("", width, training, ms, work))
     fitted = fit(samples, rates)
     for actual, expected in ((fitted.forward, rates.forward), (fitted.training, rates.training)):
         for kind in KINDS:
             for width in (16, 128):
                 cost = getattr(expected, kind).of(width)
                 assert abs(getattr(actual, kind).of(width) - cost) < 0.05 * cost, (kind, width)
+
+
+def test_work_adds_by_quantity():
+    total = AttentionWork(full=3.0, launches=1) + AttentionWork(full=4.0, partial=5.0, launches=0.5)
+    assert total == AttentionWork(full=7.0, partial=5.0, launches=1.5)
 
 
 @given(masks)
@@ -70,10 +78,10 @@ def test_static_text_of_tensors_is_none():
 
 def test_fused_work_counts_data_on_another_device():
     mask_plan = plan(documents([0, 0, 1]) & window(1, 1), 3)
-    assert mask_plan.fused_work(1)["moved"] == 0
+    assert mask_plan.fused_work(1).moved == 0
     work = mask_plan.fused_work(1, torch.device("cuda"))
-    assert work["moved"] == 1
-    copied, local = (H200.milliseconds(**work | {"moved": moved}, width=64) for moved in (1, 0))
+    assert work.moved == 1
+    copied, local = (H200.milliseconds(replace(work, moved=moved), width=64) for moved in (1, 0))
     assert copied - local == pytest.approx(H200.forward.moved)
 
 
@@ -83,9 +91,9 @@ def test_work_of_training_counts_the_key_index():
     (queries,), (keys,) = mask_plan.query_pieces, mask_plan.key_pieces
     assert keys.pairs > 1.5 * queries.pairs
     forward, training = (mask_plan.work(3, H200, backward) for backward in (False, True))
-    assert forward["full"] + forward["partial"] == 3 * queries.pairs
-    assert training["full"] + training["partial"] == 1.5 * (queries.pairs + keys.pairs)
-    assert forward["launches"] == training["launches"] == 1
+    assert forward.full + forward.partial == 3 * queries.pairs
+    assert training.full + training.partial == 1.5 * (queries.pairs + keys.pairs)
+    assert forward.launches == training.launches == 1
     assert mask_plan.work(3, CPU, True) == mask_plan.work(3, CPU, False)  # which uses the index of the queries only
 
 
