@@ -22,7 +22,7 @@ MAX_CHARACTERS = 1 << 22  # of the rendered text
 def render(
     template: str,
     messages: Sequence[Mapping[str, str]],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     *,
     max_seconds: int = MAX_SECONDS,
 ) -> str:

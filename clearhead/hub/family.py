@@ -39,6 +39,7 @@ _EVERYWHERE = (
 )
 # Keys of a third-party configuration, or fields of a Config, with their values.
 KeyValues: TypeAlias = dict[str, Any]
+ModelConfig: TypeAlias = Any  # of the class of a family, whose fields its converters know
 _REQUIRED = object()
 _MAX_REASON = 1_000  # characters of an error that may quote a configuration
 
@@ -125,7 +126,7 @@ class Converter:
     """Conversions that involve several keys or fields: `read` returns fields from keys, `write` keys from a config."""
 
     read: Callable[[ConfigReader], KeyValues]
-    write: Callable[[Any], KeyValues] = lambda config: {}
+    write: Callable[[ModelConfig], KeyValues] = lambda config: {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,17 +152,17 @@ class Family:
     """
 
     name: str  # model_type
-    architecture: str | Callable[[Any], str]  # the class that transformers loads an export into
+    architecture: str | Callable[[ModelConfig], str]  # the class that transformers loads an export into
     kind: type[Config]
     fields: Fields
-    rows: tuple[WeightMap, ...] | Callable[[Any], tuple[WeightMap, ...]]
+    rows: tuple[WeightMap, ...] | Callable[[ModelConfig], tuple[WeightMap, ...]]
     required: KeyValues = dataclasses.field(default_factory=dict)
     defaults: KeyValues = dataclasses.field(default_factory=dict)
     converters: tuple[Converter, ...] = ()
     ignored_keys: tuple[str, ...] = ()
     ignored_tensors: tuple[str, ...] = ()
     heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    constants: Callable[[Any, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
+    constants: Callable[[ModelConfig, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
 
@@ -244,7 +245,7 @@ class Family:
         return list(weight_maps.values())
 
 
-def with_explicit_sizes(config: Any) -> Any:
+def with_explicit_sizes(config: ModelConfig) -> ModelConfig:
     """Return a configuration with explicit values for sizes that default to others."""
     if not hasattr(config, "ff_width"):
         return config

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeVar
 
 from clearhead._core.validation import short_repr
 from clearhead.errors import StorageError
-from clearhead.hub.family import ConfigReader, Converter, Field, Fields, KeyValues
+from clearhead.hub.family import ConfigReader, Converter, Field, Fields, KeyValues, ModelConfig
 from clearhead.masks import Mask, Window, causal, full, lookback, window
 from clearhead.nn import GELU, Biases, ReLU, SiLU
 from clearhead.nn.positions import (
@@ -22,6 +22,8 @@ from clearhead.nn.positions import (
     Rotary,
     YarnScaling,
 )
+
+T = TypeVar("T")
 
 # The sizes of a language model under the keys of most families.
 SIZES: Fields = {
@@ -65,7 +67,7 @@ def biases(*, ff: bool | None = None, default: bool = False) -> Converter:
         projections = dict.fromkeys(("q", "k", "v", "out"), attention)
         return {"bias": Biases(**projections, ff=keys("mlp_bias", False) if ff is None else ff)}
 
-    def write(config: Any) -> KeyValues:
+    def write(config: ModelConfig) -> KeyValues:
         return {"attention_bias": config.biases.q, **({"mlp_bias": config.biases.ff} if ff is None else {})}
 
     return Converter(read, write)
@@ -105,7 +107,7 @@ def read_layer_cycle(keys: ConfigReader, default_type: Callable[[int], str]) -> 
     return shortest_cycle(types)
 
 
-def shortest_cycle(values: list[Any]) -> list[Any]:
+def shortest_cycle(values: list[T]) -> list[T]:
     """Return the shortest list that repeats to `values`."""
     n = len(values)
     period = next(p for p in range(1, n + 1) if all(value == values[i % p] for i, value in enumerate(values)))
@@ -131,7 +133,7 @@ def read_layer_masks(keys: ConfigReader, width: int | None, default_type: Callab
     return {"layer_masks": tuple(sliding if kind == SLIDING else full() for kind in cycle)}
 
 
-def write_layer_masks(config: Any, width: int | None = None) -> KeyValues:
+def write_layer_masks(config: ModelConfig, width: int | None = None) -> KeyValues:
     """Return `sliding_window` and `layer_types`; `width` is the width if no layer has a window."""
     masks: tuple[Mask, ...] = config.layer_masks or ((full(),) if lookback(config.mask) is None else (config.mask,))
     kinds = [FULL if masks[i % len(masks)] == full() else SLIDING for i in range(config.n_layers)]
@@ -140,7 +142,7 @@ def write_layer_masks(config: Any, width: int | None = None) -> KeyValues:
     return {"sliding_window": widest, "layer_types": kinds}
 
 
-def causal_lm(prefix: str) -> Callable[[Any], str]:
+def causal_lm(prefix: str) -> Callable[[ModelConfig], str]:
     """Return the class that transformers loads an export into: with a language-model head, or without."""
     return lambda config: f"{prefix}ForCausalLM" if config.lm_head else f"{prefix}Model"
 
@@ -270,7 +272,7 @@ def read_layer_rotary(
     }
 
 
-def write_layer_rotary(config: Any, kinds: list[str]) -> KeyValues:
+def write_layer_rotary(config: ModelConfig, kinds: list[str]) -> KeyValues:
     """Return `rope_parameters` of each type of layer."""
     rotary = config.layer_rotary or (config.positions,)
     positions: dict[str, Positions] = {FULL: rotary[0], SLIDING: rotary[0]}
