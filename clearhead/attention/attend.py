@@ -7,7 +7,7 @@ other implementations compute the same result faster, for the inputs that they s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Never
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,13 @@ from clearhead.attention.sdpa import SDPA
 from clearhead.attention.sparse.kernel import SPARSE
 from clearhead.errors import DtypeError, ImplementationError, ShapeError
 from clearhead.masks import Full, Mask, as_mask
+
+if TYPE_CHECKING:
+    from typing import Never
+
+    UnknownKeyword: TypeAlias = Never
+else:
+    UnknownKeyword = object  # checkers of types at run time accept Never for results only
 
 # In the order in which impl="auto" tries them.
 _IMPLEMENTATIONS: dict[str, Implementation] = {
@@ -49,7 +56,7 @@ def attend(
     bias: Tensor | None = None,
     query_offset: int | None = None,
     impl: Impl = "auto",
-    **unknown: Never,
+    **unknown: UnknownKeyword,
 ) -> Float[Tensor, "*B H T E"]:
     """Compute attention: for each query, the average of the values weighted by the match of query and key.
 
