@@ -131,9 +131,7 @@ class LoadTest:
         """Compare the tokens of a text."""
         letters = self.rng.choices(string.ascii_uppercase, k=self.rng.randrange(2, 12))
         with self.timed("honest letters"):
-            status, event = await self.post(
-                "next_token", {"model": "sort-dedup", "text": " ".join(letters), "temperature": 0}
-            )
+            status, event = await self.post("run", {"model": "sort-dedup", "text": " ".join(letters), "temperature": 0})
         self.expect("honest letters", status, (200, 503))
         result = self.result("honest letters", event) if status == 200 else None
         if result is not None and result.get("tokens") != [*letters, "<START>"]:
@@ -238,14 +236,14 @@ class LoadTest:
         """Send fields of wrong types and integers beyond 64 bits."""
         values: list[object] = [None, True, -1, 1e300, "", [], {}, [[[]]], {"a": {}}, "\x00", "𝕏" * 50]
         values += [HUGE, -HUGE, [HUGE]]
-        actions = ["mask", "next_token", "attention_by_hand", "cost", "cost_growth", "largest_batch", "intervene"]
+        actions = ["mask", "run", "attention_by_hand", "cost", "cost_growth", "largest_batch", "intervene"]
         actions += ["classify_digit", "worksheet", "run_claim", "beam_search", "walkthrough"]
         action = self.rng.choice(actions)
         names = ["expression", "queries", "model", "text", "generated_ids", "vectors", "interventions", "pixels"]
         names += ["name", "seed", "type", "tokens", "memory", "temperature", "top_k", "width", "max_new_tokens"]
         names += ["query_offset", "perturbed_key", "target_position", "head"]
         request: dict[str, object] = (
-            {"model": "sort-dedup", "text": "A B"} if action in ("next_token", "beam_search", "intervene") else {}
+            {"model": "sort-dedup", "text": "A B"} if action in ("run", "beam_search", "intervene") else {}
         )
         request |= {name: self.rng.choice(values) for name in self.rng.sample(names, k=self.rng.randrange(1, 5))}
         status, event = await self.post(action, request)

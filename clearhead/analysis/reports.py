@@ -118,8 +118,11 @@ def report_for_audio(trained: Pipeline, samples: Float[Tensor, " N"], *, name: s
     frames = mel(torch.nn.functional.pad(samples, (0, round(TAIL_SECONDS * mel.sample_rate)))[None])
     with torch.no_grad(), _trace(trained) as t:
         logits = model(frames.to(model.head.weight))[0].float().cpu()
-    symbols = {symbol.start: str(symbol.id) for symbol in decode(logits.log_softmax(-1), blank=model.config.blank)}
-    names = [f"{symbols.get(n, '')} {n * model.config.frame_seconds:.2f} s".lstrip() for n in range(len(logits))]
+    # A symbol is listed at its last frame, and a frame is named by its end, as in the output of the recognizer.
+    recognizer = trained.listen()
+    ends = [recognizer.seconds(n + 1) for n in range(len(logits))]
+    symbols = {symbol.end - 1: str(symbol.id) for symbol in decode(logits.log_softmax(-1), blank=model.config.blank)}
+    names = [f"{symbols.get(n, '')} {end:.2f} s".lstrip() for n, end in enumerate(ends)]
     shape = frames[0, : len(logits) * stacked].T.flip(0).cpu()  # low frequencies at the bottom
     image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
     image = image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0)

@@ -64,7 +64,8 @@ def explore(
         address = ServerAddress(host, port, read_or_create_token(token_file))
 
     def on_ready(address: ServerAddress) -> None:
-        console.print(f"{len(names)} models, {workers} workers. Press Ctrl-C to stop.", markup=False)
+        counts = f"{len(names)} model{'s'[: len(names) > 1]}, {workers} worker{'s'[: workers > 1]}"
+        console.print(f"{counts}. Press Ctrl-C to stop.", markup=False)
         typer.echo(address.url)
         if open_:
             webbrowser.open(address.url)

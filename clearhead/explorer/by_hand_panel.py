@@ -18,7 +18,7 @@ from clearhead.config import Validated
 from clearhead.course.exercises.algebra import Matrix, mask_scores, matmul, softmax, to_floats, transpose
 from clearhead.course.exercises.numbers import Number, as_float, read_number, text
 from clearhead.errors import ConfigError
-from clearhead.explorer.request import RequestContext, action
+from clearhead.explorer.request import RequestContext, action, field_errors
 
 _MAX_INPUT_CHARS = 40
 _MAX_EXACT_CHARS = 44  # longer exact numbers are shown as decimals only
@@ -51,13 +51,17 @@ class ByHandRequest(Validated):
 def attention_by_hand(request: ByHandRequest, context: RequestContext) -> JSONObject:
     """Return scores, weights and outputs, exact and as decimals, and the effect of the perturbed key."""
     x = [[_parse_number(cell, f"x{i + 1}") for cell in vector] for i, vector in enumerate(request.vectors)]
-    beta = _parse_number(request.beta, "β", allow_infinity=True)
-    require(not beta.is_negative, f"β is {text(beta)}; expected 0, a positive number or inf")
+    with field_errors("beta"):
+        beta = _parse_number(request.beta, "β", allow_infinity=True)
+        require(not beta.is_negative, f"β is {text(beta)}; expected 0, a positive number or inf")
     n = len(x)
-    allowed = masks.parse(request.mask).dense(n).tolist()
+    with field_errors("mask"):
+        allowed = masks.parse(request.mask).dense(n).tolist()
     queries = [x[i] for i in request.order or range(n)]
-    noise = [_parse_number(cell, "noise") for cell in request.noise]
-    scale = _parse_number(request.scale, "scale")
+    with field_errors("noise"):
+        noise = [_parse_number(cell, "noise") for cell in request.noise]
+    with field_errors("scale"):
+        scale = _parse_number(request.scale, "scale")
     keys = [list(row) for row in x]
     keys[request.perturbed_key] = [
         scale * cell + extra for cell, extra in zip(x[request.perturbed_key], noise, strict=True)

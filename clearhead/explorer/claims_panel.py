@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import cast
 
 from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import INVALID, coerce, require
@@ -11,7 +12,9 @@ from clearhead.config import Validated
 from clearhead.course import claims as claims_package
 from clearhead.course import exercises
 from clearhead.course.claims.registry import THEMES, VERDICTS
+from clearhead.course.exercises.numbers import read_number
 from clearhead.course.exercises.render.layout import Style, closing_sections, step_blocks
+from clearhead.errors import ClearheadError
 from clearhead.explorer.request import EmptyRequest, RequestContext, Seed, action
 
 _MAX_CELLS = 2000
@@ -87,9 +90,31 @@ def grade(request: GradeRequest, context: RequestContext) -> JSONObject:
     for key, rows in request.answers.items():
         is_matrix = coerce(rows, Matrix) is not INVALID
         require(is_matrix, f"the answer to {key[:40]!r} is not a matrix; expected rows of cells, each a text")
-    # The same file that `clearhead exercise grade` reads; cells are text, which it parses as numbers.
-    lines = [f"{json.dumps(key)} = {json.dumps(rows)}" for key, rows in request.answers.items()]
-    return exercises.grade_text(_solve(request), "\n".join(lines)).to_dict()
+    # The same file that `clearhead exercise grade` reads; cells are text, which it parses as numbers. A cell that is
+    # not a number is left blank there, and reported to the page.
+    unreadable: list[JSONObject] = []
+    lines = []
+    for key, rows in request.answers.items():
+        matrix = cast("Matrix", rows)
+        readable = [
+            [_readable(cell, key, i, j, unreadable) for j, cell in enumerate(row)] for i, row in enumerate(matrix)
+        ]
+        if any(cell for row in readable for cell in row):
+            lines.append(f"{json.dumps(key)} = {json.dumps(readable)}")
+    return exercises.grade_text(_solve(request), "\n".join(lines)).to_dict() | {"unreadable": unreadable}
+
+
+def _readable(cell: str, key: str, row: int, column: int, unreadable: list[JSONObject]) -> str:
+    """Return a cell, or "" if it is not a number, in which case its place and the reason are added to `unreadable`."""
+    if not cell.strip():
+        return ""
+    try:
+        read_number(cell)
+    except ClearheadError as error:
+        message = str(error).partition("\n")[0]
+        unreadable.append({"key": key, "row": row, "column": column, "message": message})
+        return ""
+    return cell
 
 
 def _fields(value: object, *names: str) -> JSONObject:

@@ -13,7 +13,7 @@ from clearhead.analysis.cost import Cost, Machine
 from clearhead.analysis.cost import cost as predict_cost
 from clearhead.analysis.cost.fit import largest_fit
 from clearhead.config import Config, Validated
-from clearhead.explorer.request import RequestContext, action
+from clearhead.explorer.request import RequestContext, action, field_errors
 from clearhead.masks import Mask, parse
 from clearhead.models import DecoderConfig, EncoderConfig
 from clearhead.nn.positions import Rotary, Sinusoidal
@@ -67,7 +67,8 @@ class CostRequest(Validated):
     @property
     def parsed_mask(self) -> Mask | None:
         """The mask, or None for the model's own."""
-        return parse(self.mask) if self.mask.strip() else None
+        with field_errors("mask"):
+            return parse(self.mask) if self.mask.strip() else None
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from clearhead._core.validation import require
 from clearhead.analysis.inputs.pipelines import image_input
 from clearhead.analysis.measures import rollout
 from clearhead.config import Validated
-from clearhead.explorer.model_panel import decode_pixels
+from clearhead.explorer.model_input import decode_pixels
 from clearhead.explorer.request import RequestContext, action
 from clearhead.models import VisionTransformer
 

@@ -8,10 +8,10 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead import analysis, masks
 from clearhead._core.json_types import JSONObject
@@ -19,39 +19,46 @@ from clearhead._core.validation import NonNegativeInt, Range, did_you_mean, requ
 from clearhead.analysis.reports import attention_layers
 from clearhead.attention import Softmax
 from clearhead.config import Validated
-from clearhead.errors import ConfigError
-from clearhead.explorer.model_panel import EncodedInput, ModelRequest, encode_input, with_answer
-from clearhead.explorer.request import RequestContext, action
+from clearhead.errors import ClearheadError, ConfigError
+from clearhead.explorer.intervention_script import PATCH_KINDS, script, source_paths, traced_paths
+from clearhead.explorer.model_input import EncodedInput, encode_input, with_answer
+from clearhead.explorer.request import RequestContext, action, field_errors
+from clearhead.explorer.run_panel import RunRequest, generate_ids
+from clearhead.models import Decoder, EncoderDecoder
 from clearhead.nn import MultiHeadAttention
 
 _N_CANDIDATES = 8
 _MAX_CELLS = 64  # per side of a map
-_KINDS: dict[str, type[analysis.Intervention]] = {
-    "zero": analysis.ZeroAblation,
-    "scale": analysis.ReplaceActivation,
-    "patch": analysis.PatchActivation,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class InterventionSpec(Validated):
-    """An intervention on the heads of an attention layer, or on the output of a module."""
+    """An intervention on the heads of an attention layer, or on the output of a module.
+
+    Attributes:
+        path: Path of the module.
+        heads: Heads of an attention layer; none for the output of the module.
+        positions: Positions; none for all.
+        kind: "zero" and "mean" ablation, "scale" by `factor`, "patch" from another text, or "skip": the output is the
+            input, which is possible for blocks only.
+        factor: Factor of "scale".
+    """
 
     path: str
     heads: tuple[NonNegativeInt, ...] = ()
     positions: tuple[NonNegativeInt, ...] = ()
-    kind: Literal["zero", "scale", "patch"] = "zero"
-    factor: Annotated[float, Range(ge=-100, le=100)] = 0.0  # of kind "scale"
+    kind: Literal["zero", "mean", "scale", "patch", "skip"] = "zero"
+    factor: Annotated[float, Range(ge=-100, le=100)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class InterventionRequest(ModelRequest):
+class InterventionRequest(RunRequest):
     """An input and what differs in the second forward pass. `layer` and `head` select the weights to show."""
 
     interventions: tuple[InterventionSpec, ...] = ()
     patch_text: str = ""  # the text whose activations patches come from
     mask: str = ""
-    temperature: Annotated[float, Range(gt=0, le=1000)] = 1.0
+    attention_temperature: Annotated[float, Range(gt=0, le=1000)] = 1.0
     target_position: NonNegativeInt | None = None  # where a token is replaced
     replacement: str = ""
     head: NonNegativeInt | None = None
@@ -59,13 +66,13 @@ class InterventionRequest(ModelRequest):
     def validate(self) -> None:
         """Check the number of interventions."""
         n = len(self.interventions)
-        require(n <= 64, f"interventions has {n} entries; expected at most 64")
+        require(n <= 256, f"interventions has {n} entries; expected at most 256")
 
 
 @action(InterventionRequest)
 @torch.no_grad()
 def intervene(request: InterventionRequest, context: RequestContext) -> JSONObject:
-    """Return next-token probabilities and weights of both forward passes, and all differences."""
+    """Return predictions and weights of both forward passes, what the model writes, and all differences."""
     encoded = with_answer(encode_input(request, context))
     model = encoded.pipeline.model
     layers = attention_layers(model)
@@ -73,36 +80,29 @@ def intervene(request: InterventionRequest, context: RequestContext) -> JSONObje
         _check_spec(spec, model, layers)
     layer = request.layer or list(layers)[-1]
     require(layer in layers, f"unknown attention layer {request.layer!r}; {did_you_mean(request.layer, layers)}")
-    with analysis.trace(model, *_traced_paths(layer)) as before:
+    with analysis.trace(model, *traced_paths(layer), *source_paths(request, "mean")) as before:
         model(*encoded.inputs)
     context.checkpoint()
-    edited = _replace_token(request, encoded)
-    patch_input = None
-    patch_source = None
-    if patch_paths := _patch_paths(request):
-        patch_input = with_answer(encode_input(replace(request, text=request.patch_text), context))
-        _check_lengths(request, encoded, patch_input)
-        with analysis.trace(model, *patch_paths) as patch_source:
-            model(*patch_input.inputs)
-    after = analysis.trace(model, *_traced_paths(layer))
-    for spec in request.interventions:
-        after.intervene(spec.path, _to_intervention(spec, patch_source))
-    with _modified_attention(layers, request.mask, request.temperature), after:
-        model(*edited.inputs)
-    context.checkpoint()
+    with field_errors("replacement"):
+        edited = _replace_token(request, encoded)
+    patch_input, patch_source = _patch_source(request, encoded, context)
+    after = analysis.trace(model, *traced_paths(layer))
+    with _changed_model(request, model, layers, before, patch_source) as add_interventions:
+        add_interventions(after)
+        with after:
+            model(*edited.inputs)
+        context.checkpoint()
+        now_writes = _regenerate(request, edited, context, add_interventions)
     changes = analysis.compare(before, after)
     kl = changes.logits.kl[0].tolist() if changes.logits else []
     return {
         "before": _summarize(encoded, before, layer, request.head),
         "after": _summarize(edited, after, layer, request.head),
+        "writes": encoded.output_text,
+        "now_writes": now_writes,
         "changes": changes.to_dict() | {"kl": [x if math.isfinite(x) else None for x in kl]},
-        "python": script(request, encoded, edited, patch_input, layer),
+        "python": script(request, encoded, edited, patch_input, layer, context.registry.sources[request.model]),
     }
-
-
-def _traced_paths(layer: str) -> tuple[str, ...]:
-    """Return what is traced in both forward passes: the weights of one layer, and the outputs of all blocks."""
-    return f"{layer}.weights", "**.blocks.*.output", "output"
 
 
 def _check_spec(spec: InterventionSpec, model: nn.Module, layers: dict[str, MultiHeadAttention]) -> None:
@@ -113,18 +113,25 @@ def _check_spec(spec: InterventionSpec, model: nn.Module, layers: dict[str, Mult
         require(spec.path in layers, f"{spec.path} has no heads; choose an attention layer")
         n_heads = layers[spec.path].n_heads
         require(max(spec.heads) < n_heads, f"{spec.path} has heads 0 to {n_heads - 1}, got {max(spec.heads)}")
+    blocks = {path.rpartition(".")[0] for path in layers}
+    is_block = spec.path in blocks and not spec.heads
+    require(spec.kind != "skip" or is_block, f"only a block can be skipped, and {spec.path} is not a block")
 
 
-def _to_intervention(spec: InterventionSpec, patch_source: analysis.Trace | None) -> analysis.Intervention:
-    """Return the intervention of a request."""
-    heads = list(spec.heads) or None
-    positions = list(spec.positions) or None
-    if spec.kind == "patch":
-        assert patch_source is not None
-        return analysis.PatchActivation(patch_source, heads=heads, positions=positions)
-    if spec.kind == "scale":
-        return analysis.ReplaceActivation(lambda x: spec.factor * x, heads=heads, positions=positions)
-    return analysis.ZeroAblation(heads=heads, positions=positions)
+def _patch_source(
+    request: InterventionRequest, encoded: EncodedInput, context: RequestContext
+) -> tuple[EncodedInput | None, analysis.Trace | None]:
+    """Return the input whose activations are patched in, and its trace; None if nothing is patched."""
+    paths = source_paths(request, "patch")
+    if not paths:
+        return None, None
+    text_request = replace(request, text=request.patch_text, ids=(), source_ids=(), n_prompt=0, generated_ids=())
+    with field_errors("patch_text"):
+        patch_input = with_answer(encode_input(text_request, context))
+        _check_lengths(request, encoded, patch_input)
+    with analysis.trace(encoded.pipeline.model, *paths) as patch_source:
+        encoded.pipeline.model(*patch_input.inputs)
+    return patch_input, patch_source
 
 
 def _check_lengths(request: InterventionRequest, encoded: EncodedInput, patch_input: EncodedInput) -> None:
@@ -133,19 +140,12 @@ def _check_lengths(request: InterventionRequest, encoded: EncodedInput, patch_in
         if spec.path.startswith("encoder"):
             patch_length, length = len(patch_input.source_ids), len(encoded.source_ids)
         else:
-            patch_length, length = len(patch_input.ids), len(encoded.ids)
+            patch_length, length = len(patch_input.input_ids), len(encoded.input_ids)
         require(
             spec.kind != "patch" or bool(spec.positions) or patch_length == length,
             f"the patch text has {patch_length} tokens and the text {length}; choose texts of equal length, "
             "or give positions",
         )
-
-
-def _patch_paths(request: InterventionRequest) -> list[str]:
-    """Return what is traced of the patch text."""
-    return [
-        f"{spec.path}.{'weights' if spec.heads else 'output'}" for spec in request.interventions if spec.kind == "patch"
-    ]
 
 
 def _replace_token(request: InterventionRequest, encoded: EncodedInput) -> EncodedInput:
@@ -163,9 +163,78 @@ def _replace_token(request: InterventionRequest, encoded: EncodedInput) -> Encod
 
 
 @contextlib.contextmanager
+def _changed_model(
+    request: InterventionRequest,
+    model: nn.Module,
+    layers: dict[str, MultiHeadAttention],
+    before: analysis.Trace,
+    patch_source: analysis.Trace | None,
+) -> Iterator[Any]:
+    """Change masks and temperature until the block ends; yield a function that adds the interventions to a trace."""
+    inputs: dict[str, Tensor] = {}
+    sources = {"patch": patch_source, "mean": before}
+
+    def add_interventions(trace: analysis.Trace) -> None:
+        for spec in request.interventions:
+            trace.intervene(spec.path, _to_intervention(spec, sources.get(spec.kind), inputs))
+
+    with _modified_attention(layers, request.mask, request.attention_temperature), contextlib.ExitStack() as stack:
+        for spec in request.interventions:
+            if spec.kind == "skip":
+                hook = _input_hook(inputs, spec.path)
+                stack.callback(model.get_submodule(spec.path).register_forward_pre_hook(hook).remove)
+        yield add_interventions
+
+
+def _input_hook(inputs: dict[str, Tensor], path: str) -> Any:
+    """Return a hook that stores the input of a module."""
+
+    def store(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        inputs[path] = args[0]
+
+    return store
+
+
+def _to_intervention(
+    spec: InterventionSpec, source: analysis.Trace | None, inputs: dict[str, Tensor]
+) -> analysis.Intervention:
+    """Return the intervention of a request."""
+    heads = list(spec.heads) or None
+    positions = list(spec.positions) or None
+    if spec.kind in PATCH_KINDS:
+        assert source is not None
+        return PATCH_KINDS[spec.kind](source, heads=heads, positions=positions)
+    if spec.kind == "scale":
+        return analysis.ReplaceActivation(lambda x: spec.factor * x, heads=heads, positions=positions)
+    if spec.kind == "skip":
+        return analysis.ReplaceActivation(lambda _: inputs[spec.path])
+    return analysis.ZeroAblation(heads=heads, positions=positions)
+
+
+def _regenerate(
+    request: InterventionRequest, encoded: EncodedInput, context: RequestContext, add_interventions: Any
+) -> str | None:
+    """Return what the changed model writes; None if an intervention does not apply to new positions."""
+    model = encoded.pipeline.model
+    n_new = len(encoded.generated_ids)
+    if not isinstance(model, (Decoder, EncoderDecoder)) or n_new == 0:
+        return None
+    prompt = replace(encoded, ids=encoded.ids[: encoded.n_prompt])
+    trace = analysis.trace(model, "output", runs=1)
+    add_interventions(trace)
+    try:
+        with trace:
+            new_ids, _ = generate_ids(prompt, replace(request, max_new_tokens=min(n_new, 256)), context)
+    except ClearheadError:  # such as a patch of positions that the new text does not have
+        return None
+    return replace(prompt, ids=[*prompt.ids, *new_ids]).output_text
+
+
+@contextlib.contextmanager
 def _modified_attention(layers: dict[str, MultiHeadAttention], mask: str, temperature: float) -> Iterator[None]:
     """Add a mask to all self-attention layers and set the temperature of all layers, until the block ends."""
-    mask_kwargs = {"mask": masks.parse(mask)} if mask.strip() else {}
+    with field_errors("mask"):
+        mask_kwargs = {"mask": masks.parse(mask)} if mask.strip() else {}
     with contextlib.ExitStack() as stack:
         for path, layer in layers.items():
             if mask_kwargs and not path.endswith("cross_attention"):
@@ -196,54 +265,7 @@ def _summarize(encoded: EncodedInput, trace: analysis.Trace, layer: str, head: i
             for i, name, p in zip(best.indices.tolist(), names, best.values.tolist(), strict=True)
         ],
         # The square root resolves small weights better.
-        "weights": [[round(255 * math.sqrt(w)) for w in row] for row in weights.tolist()],
+        "weights": [[round(255 * math.sqrt(max(0.0, w))) for w in row] for row in weights.tolist()],
         "layer": layer,
         "head": head,
     }
-
-
-_MASK_SCRIPT = """mask = masks.parse({0!r})
-for path, layer in layers.items():
-    if not path.endswith("cross_attention"):
-        add_mask = lambda _, args, kwargs: (args, kwargs | {{"mask": mask}})
-        layer.register_forward_pre_hook(add_mask, with_kwargs=True)"""
-_TEMPERATURE_SCRIPT = """for layer in layers.values():
-    layer.normalizer = dataclasses.replace(layer.normalizer, temperature={0!r})"""
-
-
-def script(
-    request: InterventionRequest,
-    encoded: EncodedInput,
-    edited: EncodedInput,
-    patch_input: EncodedInput | None,
-    layer: str,
-) -> str:
-    """Return the Python script that runs both forward passes and prints the differences."""
-    trace = "with torch.no_grad(), analysis.trace(model, *{0}) as {1}:"
-    call = "    model(source, ids)" if encoded.source_ids else "    model(ids)"
-    lines = ["import dataclasses", "", "import torch", "", "from clearhead import analysis, hub, masks", ""]
-    lines += [f"model = hub.pipeline({request.model!r}).model"]
-    lines += [f"source = torch.tensor([{encoded.source_ids}])"] if encoded.source_ids else []
-    lines += [f"ids = torch.tensor([{encoded.ids}])"]
-    lines += [f"paths = {_traced_paths(layer)!r}", trace.format("paths", "before"), call]
-    if patch_input is not None:
-        rows = ", ".join(f"torch.tensor({x.tolist()})" for x in patch_input.inputs)
-        lines += [trace.format(_patch_paths(request), "patch_source"), f"    model({rows})"]
-    if request.target_position is not None:
-        lines += [f"ids[0, {request.target_position}] = {edited.ids[request.target_position]}"]
-    if request.mask.strip() or request.temperature != 1.0:
-        lines += ["layers = {p: m for p, m in model.named_modules() if type(m).__name__ == 'MultiHeadAttention'}"]
-    lines += [_MASK_SCRIPT.format(request.mask)] if request.mask.strip() else []
-    lines += [_TEMPERATURE_SCRIPT.format(request.temperature)] if request.temperature != 1.0 else []
-    lines += [trace.format("paths", "after")]
-    lines += [f"    after.intervene({spec.path!r}, {_to_python(spec)})" for spec in request.interventions]
-    return "\n".join([*lines, call, "print(analysis.compare(before, after))", ""])
-
-
-def _to_python(spec: InterventionSpec) -> str:
-    """Return the Python expression of an intervention."""
-    arguments = {"zero": [], "scale": [f"lambda x: {spec.factor!r} * x"], "patch": ["patch_source"]}[spec.kind]
-    for name in ("heads", "positions"):
-        if value := getattr(spec, name):
-            arguments.append(f"{name}={list(value)!r}")
-    return f"analysis.{_KINDS[spec.kind].__name__}({', '.join(arguments)})"

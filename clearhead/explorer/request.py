@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
@@ -15,16 +17,20 @@ from clearhead import hub
 from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import Range, did_you_mean, lookup, require
 from clearhead.config import Validated, decode_variant
-from clearhead.errors import ConfigError
+from clearhead.errors import ClearheadError, ConfigError, ParseError
 from clearhead.explorer.worker_pool import ServerLimits
 
 Seed: TypeAlias = Annotated[int, Range(ge=0, le=(1 << 63) - 1)]  # what torch.Generator accepts
 
 # All actions that the page may request, by the module that defines them; they are imported when they are first used.
 _PANELS = {
-    "model_panel": ("models", "next_token", "attention", "walkthrough", "beam_search", "report_page"),
+    "run_panel": ("models", "run"),
+    "view_panel": ("attention", "walkthrough", "report_page"),
+    "beam_panel": ("beam_search",),
     "intervention_panel": ("intervene",),
+    "causal_panel": ("causal_map",),
     "digit_panel": ("classify_digit",),
+    "speech_panel": ("listen",),
     "mask_panel": ("mask", "mask_catalogue"),
     "by_hand_panel": ("attention_by_hand",),
     "cost_panel": ("cost", "cost_growth", "largest_batch"),
@@ -38,6 +44,26 @@ class EmptyRequest(Validated):
     """A request without fields."""
 
 
+class FieldError(ConfigError):
+    """An invalid field of a request. `field` is its name; `column` is the place of the mistake in an expression."""
+
+    def __init__(self, field: str, message: str, column: int | None = None) -> None:
+        super().__init__(message)
+        self.field, self.column = field, column
+
+
+@contextlib.contextmanager
+def field_errors(field: str) -> Iterator[None]:
+    """Assign the errors of a block to a field of the request."""
+    try:
+        yield
+    except FieldError:
+        raise
+    except ClearheadError as error:
+        column = error.column if isinstance(error, ParseError) else None
+        raise FieldError(field, str(error).partition("\n")[0], column) from error
+
+
 class Cancelled(Exception):  # noqa: N818 (not an error: the client left)
     """The client of the running request has disconnected."""
 
@@ -46,6 +72,20 @@ def raise_if_set(stop: threading.Event) -> None:
     """Raise `Cancelled` if the running request was cancelled."""
     if stop.is_set():
         raise Cancelled
+
+
+def short_names(models: Sequence[str]) -> dict[str, str]:
+    """Return the models by unique short names: a file or folder is called by the last part of its path.
+
+    Args:
+        models: Names and paths, as for `ch.pipeline`.
+    """
+    sources: dict[str, str] = {}
+    for model in models:
+        parts = model.removeprefix("hf:").removesuffix(".gguf").rstrip("/").split("/")
+        candidates = ("/".join(parts[-n:]) for n in range(1, len(parts) + 1))
+        sources[next((name for name in candidates if name not in sources), model)] = model
+    return sources
 
 
 class ModelRegistry:
@@ -61,14 +101,20 @@ class ModelRegistry:
     def __init__(
         self, models: Sequence[str], limits: ServerLimits, *, device: str = "cpu", dtype: str = "float32"
     ) -> None:
-        self.names = list(models)
+        self.sources = short_names(models)  # the name or path that each model is loaded by
         self.limits = limits
         self._load = cache(partial(hub.pipeline, device=device, dtype=getattr(torch, dtype)))
+        self._pipelines: dict[str, hub.Pipeline] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models on the page."""
+        return list(self.sources)
 
     def load_all(self) -> None:
         """Load all models and import all panels, so that the first request does not wait for them."""
         for name in self.names:
-            self._load(name)
+            self.model(name)
         for panel in _PANELS:
             importlib.import_module(f"clearhead.explorer.{panel}")
 
@@ -80,7 +126,9 @@ class ModelRegistry:
         """
         if name not in self.names:
             raise ConfigError(f"unknown model {name[:80]!r}; {did_you_mean(name, self.names)}")
-        return self._load(name)
+        if name not in self._pipelines:  # messages contain the short name, not a path
+            self._pipelines[name] = replace(self._load(self.sources[name]), name=name)
+        return self._pipelines[name]
 
     def run(self, name: str, fields: JSONObject, context: RequestContext) -> JSONObject:
         """Run an action.
@@ -133,10 +181,18 @@ class Action(Generic[R]):
 
     def run(self, fields: JSONObject, context: RequestContext) -> JSONObject:
         """Decode a request and call the function."""
-        request = decode_variant({**fields, "type": self.request_type.__name__}, (self.request_type,), "this request")
+        name = self.request_type.__name__
+        try:
+            request = decode_variant({**fields, "type": name}, (self.request_type,), "this request")
+        except ConfigError as error:
+            message = _OWNERS.sub("", str(error)).replace(" or None", "").replace(" is None;", " is empty;")
+            words = set(re.findall(r"\w+", message.partition(";")[0]))
+            raise FieldError(next((key for key in fields if key in words), ""), message) from error
         return self.function(request, context)
 
 
+# Prefixes of messages that name classes, such as "this request: RunRequest: ".
+_OWNERS = re.compile(r"^this request: |\b\w+(?:Request|Spec)(?:\[\d+\])?[:.] ?")
 _REGISTERED: dict[str, Action[Any]] = {}
 
 

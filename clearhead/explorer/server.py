@@ -37,12 +37,19 @@ from clearhead.explorer.request import ACTIONS
 from clearhead.explorer.worker_pool import BusyError, Job, ServerLimits, WorkerPool
 
 _PAGE = Path(__file__).parent / "page"
-_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+_SOUND = Path(__file__).parent / "examples" / "digits.wav"
+_TYPES = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+    ".wav": "audio/wav",
+}
 _DRAIN_FACTOR = 32  # a larger body is read up to this multiple of its limit, so that its client can read the error
 AUTHORIZED = "clearhead.authorized"  # key of a scope whose request has passed access control
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
     "content-security-policy": _POLICY,
@@ -146,6 +153,7 @@ def create_app(address: ServerAddress, pool: WorkerPool) -> ASGIApp:
     """Return the server as an ASGI application."""
     files: dict[str, bytes | str] = {path.name: path.read_bytes() for path in _PAGE.iterdir()}
     files |= {"report.js": script_module(), "walkthrough.js": script_module("walk.js")}
+    files[_SOUND.name] = _SOUND.read_bytes()
     files["report.css"] = read_assets("page.css", "walk.css")
 
     async def get_file(request: Request) -> Response:

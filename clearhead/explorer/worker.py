@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from clearhead._core.json_types import JSONObject
-from clearhead.errors import ClearheadError, ParseError
+from clearhead.errors import ClearheadError
 from clearhead.explorer.request import Cancelled, ModelRegistry, RequestContext, raise_if_set
 from clearhead.explorer.worker_pool import ServerLimits
 
@@ -103,8 +103,8 @@ def run_job(job: ActionCall, registry: ModelRegistry, out: IO[bytes], stop: thre
     except Cancelled:
         send("error", {"error": "cancelled: the client disconnected"})
     except ClearheadError as error:
-        column = {"column": error.column} if isinstance(error, ParseError) else {}
-        send("error", {"error": str(error).partition("\n")[0], **column})
+        place = {name: value for name in ("field", "column") if (value := getattr(error, name, None))}
+        send("error", {"error": str(error).partition("\n")[0], **place})
     except Exception as error:
         if isinstance(error, MemoryError) or _OUT_OF_MEMORY in str(error):
             limit = f"{registry.limits.memory / (1 << 30):g} GiB"

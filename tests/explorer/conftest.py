@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.browser import BROWSER
+from tests.support.browser_tab import Tab
+
 
 @dataclass(frozen=True)
 class Client:
@@ -69,5 +72,25 @@ def serving(*options: str):
 
 @pytest.fixture(scope="session")
 def page():
-    with serving("sort-dedup", "digits-vit", "digits-conv", "en-es", "--workers", "1") as client:
+    with serving("sort-dedup", "digits-vit", "digits-conv", "en-es", "spoken-digits", "--workers", "1") as client:
+        client.post("models", {})  # wait until the worker has loaded its models
         yield client
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A running browser."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium, page):
+    """A tab that must end without console messages and without requests to other servers."""
+    browser_tab = Tab(chromium, page)
+    yield browser_tab
+    browser_tab.context.close()
+    assert browser_tab.problems == []

@@ -5,77 +5,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.support.browser import BROWSER
+from tests.support.browser_tab import Tab
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
 ]
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Tab:
-    """A browser page that records console messages, errors and requests to other servers."""
-
-    def __init__(self, chromium, client, **options):
-        self.client = client
-        self.problems = []
-        self.context = chromium.new_context(viewport={"width": 1360, "height": 900}, accept_downloads=True, **options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(45_000)
-        self.page.on("console", self._on_console)
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("request", self._on_request)
-
-    def _on_console(self, message):
-        if message.type in ("error", "warning"):
-            self.problems.append(message.text)
-
-    def _on_request(self, request):
-        if not request.url.startswith((self.client.address, "data:", f"blob:http://{self.client.parts.netloc}/")):
-            self.problems.append(f"request to another server: {request.url}")
-
-    def open(self, hash_):
-        self.page.goto("about:blank")
-        self.page.goto(f"{self.client.address}#{hash_}")
-        return self.ready()
-
-    def ready(self, prefix=""):
-        """Wait until the panel is drawn and return its state."""
-        self.page.wait_for_selector(f'html[data-ready^="{prefix}"]' if prefix else "html[data-ready]")
-        return self.page.locator("html").get_attribute("data-ready")
-
-    def wait_for_view(self, prefix):
-        self.page.wait_for_selector(f'html[data-shown^="{prefix}"]')
-
-    def download(self, button):
-        with self.page.expect_download() as event:
-            button.click()
-        return Path(event.value.path()).read_bytes()
-
-    @property
-    def hash(self):
-        return self.page.url.partition("#")[2]
-
-
-@pytest.fixture
-def tab(chromium, page):
-    browser_tab = Tab(chromium, page)
-    yield browser_tab
-    browser_tab.context.close()
-    assert browser_tab.problems == []
 
 
 def is_image(data):
@@ -152,11 +92,11 @@ def test_by_hand_panel_moves_and_edits_vectors(tab):
 def test_cost_panel_shows_cost_growth_and_limits(tab):
     tab.open("cost?d_model=64&n_heads=4&n_layers=2&d_ff=128&vocab_size=256&tokens=64")
     tab.page.get_by_role("button", name="Training step").click()
-    tab.page.get_by_label("Layers").last.fill("3")
+    tab.page.get_by_label("Layers", exact=True).fill("3")
     tab.page.wait_for_selector("[data-ready='7'] svg.curve")
     tab.page.wait_for_selector("p[data-ready=yes]")
     assert tab.page.locator("svg.curve").count() == 3
-    tab.page.get_by_label("Heads").last.fill("5")
+    tab.page.get_by_label("Heads", exact=True).fill("5")
     tab.ready("error")
 
 
@@ -179,40 +119,39 @@ def test_claims_and_exercises_panels_run_and_grade(tab):
     assert tab.page.locator("[data-mark=wrong]").count() == 1
     tab.page.get_by_role("button", name="Show the solution").click()
     tab.page.wait_for_selector('html[data-ready$="yes"]')
-    tab.page.get_by_label("Seed").last.fill("3")
+    tab.page.get_by_label("Seed (0: original numbers)", exact=True).fill("3")
     tab.page.wait_for_selector('html[data-ready^="worksheet sort-dedup-softmax-seed-3"]')
 
 
-def test_model_panel_generates_and_shows_all_views(tab):
+def test_run_panel_generates_and_shows_all_views(tab):
     tab.open("model?model=sort-dedup&text=D+A+A+C")
-    tab.wait_for_view("walkthrough")
+    tab.wait_for_view("attention")
+    output = tab.page.locator(".answer-output")
+    assert output.inner_text().startswith("ACD")
+    tab.page.locator(".thumb").nth(2).click()
+    tab.page.wait_for_selector("#where:has-text('head 2')")
+    assert is_image(tab.download(tab.page.locator("#stage .saving button").first))
+    tab.page.get_by_role("button", name="Step by step").click()
+    tab.wait_for_view("steps")
     boxes = tab.page.locator("#drawing .node")
     for i in range(boxes.count()):  # every box leads to its step
         boxes.nth(i).click()
         assert tab.page.locator("#step h2").inner_text()
-    tab.page.get_by_role("button", name="Attention", exact=True).click()
-    tab.wait_for_view("attention")
-    tab.page.locator(".thumb").nth(2).click()
-    tab.page.wait_for_selector("#where:has-text('head 2')")
-    assert is_image(tab.download(tab.page.locator(".inner .saving button").first))
-    tab.page.get_by_label("Temperature").last.fill("0")
+    tab.page.get_by_role("button", name="Restart").click()
+    tab.page.wait_for_selector(".answer-output:has-text('nothing generated yet')")
     tab.page.get_by_role("button", name="Step →").click()
-    tab.page.wait_for_selector(".chips .generated")
+    tab.page.wait_for_selector(".answer-output .tok[role=button]:has-text('A')")
     assert "w=" in tab.hash
-    tab.page.get_by_role("button", name="← Back").click()
-    tab.page.wait_for_selector(".chips:not(:has(.generated))")
     tab.page.get_by_role("button", name="▶ Play").click()
-    tab.page.wait_for_selector(".chips .generated:has-text('<STOP>')")
+    tab.page.wait_for_selector(".answer-output:has-text('<STOP>')")
     tab.page.get_by_role("button", name="Beam search").click()
     tab.wait_for_view("beams")
     assert tab.page.locator(".tree text").count() > 3
     page = tab.download(tab.page.get_by_role("button", name="Save as one page"))
     assert page.startswith(b"<!doctype html>")
     text = tab.page.get_by_label("Text")
-    text.fill("Z ?")
-    tab.ready("error")
     text.fill("Z B B A")
-    tab.ready("model sort-dedup")
+    tab.page.wait_for_selector(".answer-output:has-text('ABZ')")
     # The address contains the complete state.
     address = tab.hash
     tab.open(address)
@@ -220,55 +159,57 @@ def test_model_panel_generates_and_shows_all_views(tab):
     assert tab.page.get_by_label("Text").input_value() == "Z B B A"
 
 
-def test_model_panel_shows_translations_and_images(tab):
-    tab.open("model?model=en-es&text=How+are+you%3F&view=attention")
+def test_run_panel_generates_the_rest_after_another_token(tab):
+    tab.open("model?model=en-es&text=How+are+you%3F")
     tab.wait_for_view("attention")
-    assert "¿Cómo" in tab.page.locator("#title").inner_text()
-    assert tab.page.locator(".chips b").all_inner_texts() == ["input", "output"]
-    tab.page.get_by_label("Model").select_option("digits-vit")
+    tab.page.locator(".answer-output .tok[role=button]").nth(1).click()
+    tab.page.wait_for_selector(".candidates caption:has-text('Instead of')")
+    other = tab.page.locator(".candidates tr:not(.selected) button").first
+    token = other.inner_text().strip()
+    other.click()
+    tab.page.wait_for_selector(f".answer-output .tok:nth-of-type(2):has-text('{token}')")
+    assert re.search(r"w=[\d%C]+%2B(&|$)", tab.hash)
+
+
+def test_run_panel_shows_images_and_attribution(tab):
+    tab.open("model?model=digits-vit")
     tab.page.wait_for_selector("#view canvas")
-    tab.page.get_by_role("button", name="Walkthrough").click()
-    tab.wait_for_view("walkthrough")
+    tab.page.get_by_role("button", name="Clear").click()
+    box = tab.page.locator(".pad").bounding_box()
+    tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+    tab.page.mouse.down()
+    tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 30, steps=8)
+    tab.page.mouse.up()
+    tab.page.get_by_role("button", name="Attribution").click()
+    tab.wait_for_view("pixels 2")
+    tab.page.wait_for_selector(".answer-output:has-text('1')")
+    assert "ink=" in tab.hash
+    assert tab.page.locator(".predictions svg").count() == 3
 
 
 def test_intervention_panel_applies_and_resets_interventions(tab):
     tab.open("intervention?model=sort-dedup&text=D+A+C")
-    before = tab.ready("intervention")
+    tab.page.wait_for_selector("html[data-map]")
     tab.page.get_by_role("button", name="blocks.1.attention, head 2").click()
-    tab.page.wait_for_selector(".layer .zero")
-    tab.page.wait_for_selector(f'html[data-ready^="intervention"]:not([data-ready="{before}"])')
-    assert "analysis.ZeroAblation(heads=[2])" in tab.page.locator(".python").inner_text()
+    tab.page.wait_for_selector(".python:has-text('analysis.ZeroAblation(heads=[2])')")
     assert "edits=blocks.1.attention" in tab.hash
     tab.page.get_by_role("button", name="Scale", exact=True).click()
-    tab.page.get_by_role("button", name="blocks.0.attention, the whole layer").click()
+    tab.page.get_by_role("button", name="blocks.0.attention", exact=True).click()
     tab.page.wait_for_selector(".python:has-text('ReplaceActivation')")
+    tab.page.get_by_text("Mask, temperature, tokens").click()
     tab.page.get_by_label("Additional mask").fill("causal() & window(1, 0)")
     tab.page.wait_for_selector(".python:has-text('window(1, 0)')")
-    tab.page.get_by_label("Target position").fill("0")
-    tab.page.get_by_label("Replacement token").fill("Q")
-    tab.page.wait_for_selector(".side .generated")
-    tab.page.get_by_label("Attention temperature").last.fill("3")
+    tab.page.get_by_label("Replace the token at position").fill("0")
+    tab.page.get_by_label("by the token").fill("Q")
+    tab.page.wait_for_selector(".python:has-text('ids[0, 0]')")
+    tab.page.get_by_label("Attention temperature").first.fill("3")
     tab.page.wait_for_selector(".python:has-text('temperature=3')")
     tab.page.get_by_role("button", name="Undo all").click()
     tab.page.wait_for_selector(".kind:has-text('No change')")
 
 
-def test_digit_panel_classifies_a_drawing(tab):
-    tab.open("digit")
-    tab.page.get_by_role("button", name="Clear").click()
-    tab.page.wait_for_selector("html[data-ready]")
-    box = tab.page.locator(".pad").bounding_box()
-    tab.page.mouse.move(box["x"] + 150, box["y"] + 50)
-    tab.page.mouse.down()
-    tab.page.mouse.move(box["x"] + 150, box["y"] + 240, steps=8)
-    tab.page.mouse.up()
-    tab.page.wait_for_selector('html[data-ready="digit 1 1"]')
-    assert re.match(r"digit\?ink=", tab.hash)
-    assert tab.page.locator(".predictions svg").count() == 3
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("panel", ["model", "intervention", "by_hand", "mask", "digit", "cost", "claims", "exercises"])
+@pytest.mark.parametrize("panel", ["model", "intervention", "by_hand", "mask", "cost", "claims", "exercises"])
 def test_panels_fit_a_narrow_window(chromium, page, panel, scheme):
     tab = Tab(chromium, page, color_scheme=scheme, reduced_motion="reduce")
     tab.page.set_viewport_size({"width": 400, "height": 800})

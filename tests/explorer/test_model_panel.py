@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,48 +31,93 @@ def translator():
 
 
 @torch.no_grad()
-def test_next_token_returns_sampling_probabilities(page, sorter):
-    result = page.post(
-        "next_token", {"model": "sort-dedup", "text": "D A C", "temperature": 0.5, "top_k": 3, "seed": 4}
-    )
+def test_run_returns_sampling_probabilities_of_the_next_token(page, sorter):
+    result = page.post("run", {"model": "sort-dedup", "text": "D A C", "temperature": 0.5, "top_k": 3, "seed": 4})
     ids = [*sorter.tokenizer.encode("D A C"), sorter.tokenizer.bos_id]
     assert result["ids"] == ids
+    assert result["steps"] == []
     logits = sorter.model(torch.tensor([ids]))[0, -1].double()
     model_probs = logits.softmax(-1)
     top_3 = logits.masked_fill(logits < logits.topk(3).values[-1], -math.inf)
     expected = (top_3 / 0.5).softmax(-1)
-    for candidate in result["candidates"]:
+    step = result["next"]
+    for candidate in step["candidates"]:
         assert candidate["model_probability"] == pytest.approx(float(model_probs[candidate["id"]]), abs=1e-6)
         assert candidate["probability"] == pytest.approx(float(expected[candidate["id"]]), abs=1e-6)
-    assert result["n_candidates"] == 3
-    assert result["selected"]["id"] in [candidate["id"] for candidate in result["candidates"][:3]]
+    assert step["n_candidates"] == 3
+    assert step["selected"] in [candidate["id"] for candidate in step["candidates"][:3]]
 
 
 @torch.no_grad()
-def test_next_token_at_temperature_0_equals_greedy_generation(page, sorter):
+def test_run_at_temperature_0_equals_greedy_generation(page, sorter):
     ids = [*sorter.tokenizer.encode("D A C"), sorter.tokenizer.bos_id]
-    generated: list[int] = []
-    while True:
-        request = {"model": "sort-dedup", "text": "D A C", "generated_ids": generated, "temperature": 0}
-        result = page.post("next_token", request)
-        generated.append(result["selected"]["id"])
-        if result["is_end"]:
-            break
     output = generate(sorter.model, torch.tensor([ids]), stop_ids=sorter.tokenizer.eos_id, max_new_tokens=20)
-    assert generated == output.sequence(0, with_stop=True).tolist()
+    expected = output.sequence(0, with_stop=True).tolist()
+    result = page.post("run", {"model": "sort-dedup", "text": "D A C", "complete": True})
+    assert result["ids"] == [*ids, *expected]
     assert result["text"] == sorter.tokenizer.decode(output.sequence(0))
+    assert result["is_end"] is True
+    assert result["next"] is None
+
+
+def test_run_step_by_step_equals_a_complete_run(page):
+    request = {"model": "en-es", "text": "The house is red.", "temperature": 1.5, "seed": 3}
+    complete = page.post("run", request | {"complete": True})
+    generated: list[int] = []
+    for step in complete["steps"]:
+        result = page.post("run", request | {"generated_ids": generated})
+        assert result["next"]["selected"] == step["taken"]
+        generated.append(step["taken"])
+    assert complete["ids"] == [complete["ids"][0], *generated]
+
+
+def test_run_lists_a_taken_token_that_is_improbable(page, sorter):
+    improbable = sorter.tokenizer.encode("Z")[0]
+    result = page.post("run", {"model": "sort-dedup", "text": "D A C", "generated_ids": [improbable]})
+    step = result["steps"][0]
+    assert step["taken"] == improbable
+    assert step["rank"] >= 12
+    assert improbable in [candidate["id"] for candidate in step["candidates"]]
+
+
+def test_views_use_the_ids_of_a_run_and_no_text(page):
+    result = page.post("run", {"model": "en-es", "text": "The house is red.", "complete": True, "temperature": 2.0})
+    input_ = {name: result[name] for name in ("model", "ids", "source_ids", "n_prompt") if name in result}
+    input_["model"] = "en-es"
+    walkthrough = page.post("walkthrough", input_)
+    predicted = [row["token"]["id"] for row in walkthrough["predictions"]]
+    assert predicted[: len(result["ids"]) - 1] == result["ids"][1:]
+    attention = page.post("attention", input_)
+    cross = next(item for item in attention["maps"] if item["kind"] == "cross")
+    assert attention["texts"][cross["rows"]][: len(result["tokens"]) - 1] == result["tokens"][1:]
+    assert page.post("intervene", input_)["before"]["ids"] == result["ids"]
 
 
 @torch.no_grad()
-def test_next_token_of_a_translation_uses_source_and_generated_ids(page, translator):
+def test_run_of_a_translation_uses_source_and_generated_ids(page, translator):
     translation = hub.translations(translator, ["How are you?"])[0]
     generated = list(translation.target_ids[:2])
-    result = page.post("next_token", {"model": "en-es", "text": "How are you?", "generated_ids": generated})
+    result = page.post("run", {"model": "en-es", "text": "How are you?", "generated_ids": generated})
     assert result["source"] == translator.tokenizer.tokens(translation.source_ids)
     target = torch.tensor([[translator.tokenizer.bos_id, *generated]])
     logits = translator.model(torch.tensor([translation.source_ids]), target)
     probs = logits[0, -1].double().softmax(-1)
-    assert result["candidates"][0]["model_probability"] == pytest.approx(float(probs.max()), abs=1e-5)
+    assert result["next"]["candidates"][0]["model_probability"] == pytest.approx(float(probs.max()), abs=1e-5)
+
+
+def test_listen_returns_the_digits_and_times_of_the_recognizer(page):
+    from clearhead.data.audio import read_audio
+
+    samples = read_audio(Path(__file__).parents[2] / "clearhead/explorer/examples/digits.wav", 8000).samples
+    data = base64.b64encode((samples * 32767).round().short().numpy().tobytes()).decode()
+    result = page.post("listen", {"model": "spoken-digits", "samples": data})
+    assert [symbol["text"] for symbol in result["symbols"]] == list("314159")
+    recognizer = hub.pipeline("spoken-digits").listen()
+    expected = [*recognizer.push(samples), *recognizer.flush()]
+    assert [symbol["end"] for symbol in result["symbols"]] == pytest.approx([symbol.end for symbol in expected])
+    report = page.post("attention", {"model": "spoken-digits", "samples": data})
+    heard = dict(report["metadata"])["heard"]
+    assert heard == ", ".join(f"{symbol.text} {symbol.end:.2f} s" for symbol in expected)
 
 
 def test_attention_equals_the_attention_report(page, sorter):
@@ -97,7 +143,7 @@ def test_walkthrough_returns_all_steps(page, sorter):
 def test_beam_search_returns_the_tree_of_its_hypotheses(page, translator):
     request = {"model": "en-es", "text": "The house is red.", "width": 3, "max_new_tokens": 10}
     result = page.post("beam_search", request)
-    encoded = page.post("next_token", {"model": "en-es", "text": "The house is red."})
+    encoded = page.post("run", {"model": "en-es", "text": "The house is red."})
     source_ids = hub.translations(translator, ["The house is red."])[0].source_ids
     assert len(encoded["source"]) == len(source_ids)
     output = generate(
@@ -134,7 +180,9 @@ def test_beam_search_returns_the_tree_of_its_hypotheses(page, translator):
             False,
         ),
         ({"mask": "causal() & window(1, 0)"}, True),
-        ({"temperature": 4.0}, True),
+        ({"attention_temperature": 4.0}, True),
+        ({"interventions": [{"path": "blocks.1", "kind": "skip"}]}, True),
+        ({"interventions": [{"path": "blocks.1.attention", "heads": [1], "kind": "mean"}]}, True),
         ({"target_position": 1, "replacement": "E"}, True),
     ],
 )
@@ -158,11 +206,11 @@ def test_intervene_equals_its_python_script(page, changes, has_effect):
 
 def test_intervene_leaves_the_model_unchanged(page):
     request = {"model": "sort-dedup", "text": "D A C B"}
-    before = page.post("next_token", request)
-    changes = {"temperature": 9.0, "mask": "full()", "interventions": [{"path": "blocks.0"}]}
+    before = page.post("run", request)
+    changes = {"attention_temperature": 9.0, "mask": "full()", "interventions": [{"path": "blocks.0"}]}
     assert "error" not in page.post("intervene", request | changes)
     assert page.post("intervene", request | {"mask": "window(0,"})["error"]
-    assert page.post("next_token", request) == before
+    assert page.post("run", request) == before
 
 
 SORT = {"model": "sort-dedup", "text": "A B"}
@@ -171,12 +219,12 @@ SORT = {"model": "sort-dedup", "text": "A B"}
 @pytest.mark.parametrize(
     ("action", "request_", "message"),
     [
-        ("next_token", {"model": "shakespeare", "text": "x"}, "unknown model 'shakespeare'"),
-        ("next_token", {"model": "../../etc", "text": "x"}, "unknown model"),
-        ("next_token", {"model": "sort-dedup", "text": " "}, "the input is empty"),
-        ("next_token", {"model": "sort-dedup", "text": "A", "generated_ids": [99999]}, "outside the vocabulary"),
-        ("next_token", {"model": "sort-dedup", "text": "A " * 500}, "shorten it"),
-        ("next_token", {"model": "sort-dedup", "text": "A", "temperature": -1}, "at least 0"),
+        ("run", {"model": "shakespeare", "text": "x"}, "unknown model 'shakespeare'"),
+        ("run", {"model": "../../etc", "text": "x"}, "unknown model"),
+        ("run", {"model": "sort-dedup", "text": " "}, "the input is empty"),
+        ("run", {"model": "sort-dedup", "text": "A", "generated_ids": [99999]}, "outside the vocabulary"),
+        ("run", {"model": "sort-dedup", "text": "A " * 500}, "shorten it"),
+        ("run", {"model": "sort-dedup", "text": "A", "temperature": -1}, "at least 0"),
         ("beam_search", {"model": "sort-dedup", "text": "A", "width": 99}, "at most 8"),
         ("walkthrough", {"model": "digits-vit", "pixels": "AAAA"}, "expected 32 × 32"),
         ("classify_digit", {"pixels": "ü"}, "expected 32 × 32"),
@@ -212,11 +260,11 @@ HUGE = 10**40
 @pytest.mark.parametrize(
     ("action", "request_"),
     [
-        ("next_token", {"model": "sort-dedup", "text": "A B", "seed": HUGE}),
-        ("next_token", {"model": "sort-dedup", "text": "A B", "seed": (1 << 64) - 1}),
-        ("next_token", {"model": "sort-dedup", "text": "A B", "top_k": HUGE, "seed": 1}),
-        ("next_token", {"model": "sort-dedup", "text": "A B", "generated_ids": [HUGE]}),
-        ("next_token", {"model": "sort-dedup", "text": "A B", "temperature": HUGE}),
+        ("run", {"model": "sort-dedup", "text": "A B", "seed": HUGE}),
+        ("run", {"model": "sort-dedup", "text": "A B", "seed": (1 << 64) - 1}),
+        ("run", {"model": "sort-dedup", "text": "A B", "top_k": HUGE, "seed": 1}),
+        ("run", {"model": "sort-dedup", "text": "A B", "generated_ids": [HUGE]}),
+        ("run", {"model": "sort-dedup", "text": "A B", "temperature": HUGE}),
         ("beam_search", {"model": "sort-dedup", "text": "A B", "max_new_tokens": HUGE}),
         ("beam_search", {"model": "sort-dedup", "text": "A B", "length_penalty": HUGE}),
         ("intervene", {**SORT, "target_position": HUGE, "replacement": "C"}),

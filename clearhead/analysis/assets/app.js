@@ -42,7 +42,7 @@ async function draw() {
   const drawId = ++lastDraw, map = selectedMap(), isAll = state.view === "Lines" && state.head === map.heads && map.heads > 1;
   const weights = await matrix(state.number, state.head);
   const heads = isAll ? await Promise.all(Array.from({ length: map.heads }, (_, head) => matrix(state.number, head))) : null;
-  if (drawId !== lastDraw) return; // the selection changed while the matrix was decoded
+  if (drawId !== lastDraw || signal.aborted) return; // the selection changed while the matrix was decoded, or the view is closed
   heading(map);
   const context = {
     attentionMap: map, matrix: weights, heads, rows: tokens(map.rows), columns: tokens(map.columns), row: state.row, palette: colors,
@@ -74,6 +74,14 @@ function preview(row, column = null, from = null) {
   if (from && current.tokens) current.tokens.shade(row ?? state.row);
   else if (!from) current.shade(row ?? state.row);
   detail(row ?? state.row);
+  document.dispatchEvent(new CustomEvent("reportpreview", { detail: { map: selectedMap(), row, column } })); // for a surrounding page
+}
+
+// Mark the row and the columns for which `isMarked(map, axis, i)` is true, for a surrounding page.
+function mark(isMarked) {
+  const map = selectedMap(), find = (axis, labels) => labels.findIndex((_, i) => isMarked(map, axis, i));
+  const row = find("row", tokens(map.rows)), column = find("column", tokens(map.columns));
+  current?.shade(row < 0 ? state.row : row, column < 0 ? null : column);
 }
 
 function heading(map) {
@@ -116,7 +124,8 @@ function legendOf(grid) {
   const parts = [make("span", { className: "scale" }, "0", bar, formatWeight(most) + (size > 4096 ? " and more" : ""))];
   if (grid.isPooled) parts.push(choices("Pixels show the", ["largest", "mean"], state.pool, (pool) => go({ pool })));
   if (Math.max(grid.rows.length, grid.columns.length) > 128) parts.push(zoomButtons());
-  else parts.push("Rows are queries; the weights of a row sum to 1.");
+  else if (selectedMap().kind === "cross") parts.push("A row is labeled by the token that it predicts; the weights of a row sum to 1.");
+  else parts.push("Rows are queries, labeled by the token that is read; the weights of a row sum to 1.");
   return parts;
 }
 
@@ -151,7 +160,7 @@ function zoomButtons() {
 async function detail(row) {
   const drawId = (detail.lastDraw = (detail.lastDraw || 0) + 1), map = selectedMap(), number = state.number, head = state.head;
   const weights = await matrix(number, head);
-  if (drawId !== detail.lastDraw) return;
+  if (drawId !== detail.lastDraw || signal.aborted) return;
   const rows = tokens(map.rows), columns = tokens(map.columns), parts = [];
   const name = rows[row]?.trim() || rows[row] || "";
   const pointed = hoveredColumn === null ? [] : [make("p", { className: "note", textContent: `Under the pointer: ${columns[hoveredColumn]} ${formatWeight(weights.weight(row, hoveredColumn))}` })];
@@ -196,7 +205,7 @@ async function overview() {
   const boxes = [];
   for (const numbers of groups.values()) {
     const first = data.maps[numbers[0]], most = Math.max(...numbers.map((number) => data.maps[number].heads)) + 1;
-    const side = Math.max(15, Math.min(34, Math.floor(316 / most) - 4));
+    const side = Math.max(innerWidth < 720 ? 26 : 13, Math.min(34, Math.floor(316 / most) - 4, Math.floor(620 / numbers.length) - 4));
     const stack = make("div", { className: "stack" });
     stack.style.gridTemplateColumns = `auto repeat(${most}, ${side}px)`;
     stack.append(make("span"), ...Array.from({ length: most }, (_, head) => make("span", { className: "top", textContent: head === most - 1 ? "x̄" : head, title: head === most - 1 ? "mean of heads" : `head ${head}` })));
@@ -206,7 +215,7 @@ async function overview() {
       stack.append(...(await thumbs(number, side)));
     }
   }
-  at("heads").replaceChildren(...boxes);
+  if (!signal.aborted) at("heads").replaceChildren(...boxes);
 }
 
 async function thumbs(number, side) {
@@ -290,6 +299,7 @@ addEventListener("keydown", keys, { signal });
 async function paint() {
   colors = palette();
   await overview(); // first, because its width determines the width of the main view
+  if (signal.aborted) return;
   current = null;
   go({});
   for (const extra of extras) extra.draw();
@@ -298,4 +308,5 @@ Object.assign(state, recalled());
 paint();
 isDark.addEventListener("change", paint, { signal });
 let resized = 0;
-addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { current = null; draw(); extras.forEach((extra) => extra.draw()); }, 150); }, { signal });
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { if (signal.aborted) return; current = null; draw(); extras.forEach((extra) => extra.draw()); }, 150); }, { signal });
+const api = { go, state, mark };

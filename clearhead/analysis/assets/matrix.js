@@ -125,6 +125,10 @@ class MatrixView {
       pen.strokeStyle = this.color("--accent");
       pen.strokeRect(this.left - 1, this.atRow(this.row) - 0.5, this.across + 2, Math.max(2, this.perRow) + 1);
     }
+    if (this.column !== null && this.column !== undefined) {
+      pen.strokeStyle = this.color("--accent");
+      pen.strokeRect(this.atColumn(this.column) - 0.5, this.above - 1, Math.max(2, this.perColumn) + 1, this.down + 2);
+    }
     if (this.cursor) {
       pen.strokeStyle = this.color("--ink");
       const [i, j] = this.cursor;
@@ -146,7 +150,7 @@ class MatrixView {
     pen.textAlign = "left";
     const isUpright = this.letters && this.perColumn >= LABEL;
     for (const j of this.labelIndices(this.columns.length, this.x, this.perColumn, this.across)) {
-      pen.fillStyle = j === column ? ink : soft;
+      pen.fillStyle = j === this.column ? accent : j === column ? ink : soft;
       pen.save();
       pen.translate(this.atColumn(j + 0.5), this.above - (this.letters ? 10 : 6));
       if (isUpright) pen.textAlign = "center";
@@ -260,8 +264,9 @@ class MatrixView {
     this.draw();
   }
 
-  shade(row) {
+  shade(row, column = null) {
     this.row = row;
+    this.column = column;
     this.draw();
   }
 }

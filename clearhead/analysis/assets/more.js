@@ -83,8 +83,11 @@ function rolloutBox() {
     const { rows, data: text } = data.rollouts[number], labels = tokens(rows);
     [...choices.children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === number)));
     const matrix = new FullMatrix(labels.length, labels.length, 8, await unpack(text, 8));
+    if (signal.aborted) return;
     box.note = make("p", { className: "note", textContent: " " });
-    view.replaceChildren(make("div"), box.note);
+    const spread = rowSpread(matrix, labels.length), collapsed = spread < 0.15;
+    const warning = make("p", { className: "note warning", textContent: collapsed ? `The rollout has collapsed: its rows differ by only ${(100 * spread).toFixed(0)} % of their weight on average, so it does not show which tokens an output depends on.` : "" });
+    view.replaceChildren(make("div"), box.note, warning);
     new MatrixView(view.firstChild, {
       matrix, rows: labels, columns: labels, row: null, palette: palette(), largest: 24, choose() {}, changed() {},
       preview(i, j) { box.note.textContent = i === null ? " " : `${labels[i]} ← ${labels[j]}  ${formatWeight(matrix.weight(i, j))}`; },
@@ -104,44 +107,71 @@ function rolloutBox() {
   return { box, draw: () => select(Math.max(0, [...choices.children].findIndex((button) => button.getAttribute("aria-pressed") === "true"))) };
 }
 
-// Norm of the residual stream after each block: mean over tokens, minimum and maximum.
+// Return the mean total variation between the rows of the second half of a matrix and their mean: 0 if all are equal.
+function rowSpread(matrix, n) {
+  const first = Math.floor(n / 2), rows = n - first, mean = new Float64Array(n);
+  if (rows < 2) return 1;
+  for (let i = first; i < n; i++) for (let j = 0; j < n; j++) mean[j] += matrix.weight(i, j) / rows;
+  let sum = 0;
+  for (let i = first; i < n; i++) for (let j = 0; j < n; j++) sum += Math.abs(matrix.weight(i, j) - mean[j]) / 2 / rows;
+  return sum;
+}
+
+// Norm of the residual stream after each block: mean and range over the tokens. The first token is apart, because its
+// norm is often far larger; a wide range of norms has a logarithmic axis.
 function normsBox() {
   const box = make("div"), canvas = make("canvas", { className: "plot", role: "img" }), rows = data.norms;
-  const means = rows.map(({ values }) => values.reduce((a, b) => a + b, 0) / values.length);
-  canvas.setAttribute("aria-label", rows.map(({ path }, i) => `${path}: ${means[i].toPrecision(3)}`).join("; "));
+  const parts = rows.map(({ path, values }) => {
+    const rest = values.length > 2 ? values.slice(1) : values;
+    return { path, first: values[0], mean: rest.reduce((a, b) => a + b, 0) / rest.length, low: Math.min(...rest), top: Math.max(...rest), hasFirst: values.length > 2 };
+  });
+  const all = parts.flatMap(({ first, low, top, hasFirst }) => (hasFirst ? [first, low, top] : [low, top])), most = Math.max(...all), least = Math.max(Math.min(...all), most * 1e-6);
+  const isLog = most / least > 12;
+  canvas.setAttribute("aria-label", parts.map(({ path, mean, first }) => `${path}: mean ${mean.toPrecision(3)}, first token ${first.toPrecision(3)}`).join("; "));
   box.append(make("h2", { textContent: "Residual stream" }),
-    make("p", { className: "note", textContent: "Norm of the vectors after each block: mean over tokens, and range." }), canvas);
+    make("p", { className: "note", textContent: `Norm of the vectors after each block: mean (dot) and range (bar) over the tokens${parts[0].hasFirst ? ", and the first token (ring)" : ""}${isLog ? "; logarithmic axis" : ""}.` }), canvas);
   const draw = () => {
-    const wide = Math.min(560, box.clientWidth || 560), step = 24, high = rows.length * step + 26, ratio = devicePixelRatio || 1;
+    const wide = Math.min(560, box.clientWidth || 560), step = rows.length > 16 ? 16 : 24, high = rows.length * step + 26, ratio = devicePixelRatio || 1;
     Object.assign(canvas, { width: wide * ratio, height: high * ratio });
     Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
     const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), color = (name) => style.getPropertyValue(name);
     pen.scale(ratio, ratio);
     pen.font = FONT;
     pen.textBaseline = "middle";
-    const names = rows.map(({ path }) => (path.length > 28 ? `…${path.slice(-27)}` : path));
-    const left = 12 + Math.max(...names.map((name) => pen.measureText(name).width));
-    const most = Math.max(...rows.flatMap(({ values }) => values)), x = (value) => left + (value / most) * (wide - left - 60);
-    rows.forEach(({ values }, i) => {
-      const y = 8 + i * step + step / 2, low = Math.min(...values), top = Math.max(...values);
+    const names = parts.map(({ path }) => (path.length > 28 ? `…${path.slice(-27)}` : path));
+    const left = 12 + Math.max(...names.map((name) => pen.measureText(name).width)), right = wide - 60;
+    const from = isLog ? Math.log10(least) : 0, to = isLog ? Math.log10(most) : most;
+    const x = (value) => left + (((isLog ? Math.log10(Math.max(value, least)) : value) - from) / (to - from || 1)) * (right - left);
+    parts.forEach(({ mean, low, top, first, hasFirst }, i) => {
+      const y = 8 + i * step + step / 2;
       pen.fillStyle = color("--soft");
       pen.textAlign = "right";
       pen.fillText(names[i], left - 12, y);
       pen.strokeStyle = color("--line");
       pen.beginPath();
       pen.moveTo(left, y);
-      pen.lineTo(wide - 50, y);
+      pen.lineTo(right, y);
       pen.stroke();
       pen.fillStyle = color("--heat");
       pen.globalAlpha = 0.25;
       pen.fillRect(x(low), y - 5, Math.max(1, x(top) - x(low)), 10);
       pen.globalAlpha = 1;
       pen.beginPath();
-      pen.arc(x(means[i]), y, 3.5, 0, 7);
+      pen.arc(x(mean), y, 3.5, 0, 7);
       pen.fill();
+      if (hasFirst) {
+        pen.strokeStyle = color("--accent");
+        pen.beginPath();
+        pen.arc(x(first), y, 3.5, 0, 7);
+        pen.stroke();
+      }
       pen.fillStyle = color("--ink");
-      pen.fillText(means[i].toPrecision(3), wide - 6, y);
+      pen.fillText(mean.toPrecision(3), wide - 6, y);
     });
+    pen.fillStyle = color("--soft");
+    pen.textAlign = "center";
+    const ticks = isLog ? Array.from({ length: Math.floor(to) - Math.ceil(from) + 1 }, (_, i) => 10 ** (Math.ceil(from) + i)) : [0, most];
+    for (const tick of ticks) pen.fillText(tick.toLocaleString("en", { maximumSignificantDigits: 3 }), x(tick), high - 8);
   };
   return { box, draw };
 }

@@ -1,7 +1,13 @@
 // Views of one query: shaded text, lines between tokens, and patches of an image.
 
-// Share of the color scale from which text switches to the light color.
-const hot = () => (isDark.matches ? 0.6 : 0.8);
+// Return the background of a share of the color scale, and black or white text, whichever has the greater contrast.
+function shadeOf(share) {
+  const style = getComputedStyle(document.documentElement);
+  const [from, to] = ["--card", "--heat"].map((name) => [1, 3, 5].map((i) => parseInt(style.getPropertyValue(name).trim().slice(i, i + 2), 16)));
+  const mixed = from.map((value, i) => Math.round(value + (to[i] - value) * Math.min(1, share)));
+  const luminance = mixed.reduce((sum, value, i) => sum + [0.2126, 0.7152, 0.0722][i] * (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4), 0);
+  return { backgroundColor: `rgb(${mixed.join(" ")})`, color: luminance > 0.179 ? "#000" : "#fff" };
+}
 
 // Return tokens as spans that can be shaded, with the line breaks of the text.
 function textOf(labels, isQuery) {
@@ -67,10 +73,12 @@ class TokenView {
     this.shade(this.row);
   }
 
-  shade(row) {
+  shade(row, column = null) {
     for (const span of this.warm) {
-      span.classList.remove("warm", "hot", "chosen");
+      span.classList.remove("warm", "chosen", "pointed");
       span.removeAttribute("title");
+      span.style.removeProperty("background-color");
+      span.style.removeProperty("color");
     }
     this.warm = [];
     for (const span of this.queries) if (span.tabIndex === 0) span.tabIndex = -1;
@@ -81,8 +89,7 @@ class TokenView {
       const span = this.keys[key], share = Math.sqrt(weight) / Math.max(most, 0.4);
       if (share < 0.04) break;
       span.classList.add("warm");
-      span.classList.toggle("hot", share > hot());
-      span.style.setProperty("--w", `${Math.round(share * 100)}%`);
+      Object.assign(span.style, shadeOf(share));
       span.title = formatWeight(weight);
       this.warm.push(span);
     }
@@ -90,6 +97,9 @@ class TokenView {
     this.queries[row].classList.add("chosen");
     this.queries[row].setAttribute("aria-selected", "true");
     this.warm.push(this.queries[row]);
+    if (column === null) return;
+    this.keys[column].classList.add("pointed");
+    this.warm.push(this.keys[column]);
   }
 }
 
@@ -110,9 +120,9 @@ class ShortView {
     this.grid.take(context);
   }
 
-  shade(row) {
-    this.tokens.shade(row);
-    this.grid.shade(row);
+  shade(row, column = null) {
+    this.tokens.shade(row, column);
+    this.grid.shade(row, column);
   }
 }
 
@@ -164,7 +174,7 @@ class LineView {
     return [queries, keys, `${near} queries around the selected one, and the ${keys.length} keys with the largest weights.`];
   }
 
-  shade(row) {
+  shade(row, column = null) {
     const [queries, keys, note] = this.visibleTokens(row ?? 0), step = 24, high = Math.max(queries.length, keys.length) * step + 8;
     const svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("class", "lines");

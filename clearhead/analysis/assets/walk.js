@@ -336,3 +336,4 @@ fillList("facts", Object.entries(data.metadata));
 fillList("sizes", Object.entries(data.sizes).map(([letter, size]) => [letter, `${size.toLocaleString("en")} ${data.symbols[letter] ?? ""}`]));
 restore();
 go({}, false);
+const api = { go, state };

@@ -26,13 +26,17 @@ def observing_modules(model: nn.Module, on_enter: OnEnter, on_leave: OnLeave) ->
     A module with several paths is reported by its first one.
     """
     thread = threading.get_ident()
+    running: list[nn.Module] = []
 
     def enter(path: str, module: nn.Module, args: tuple[object, ...], kwargs: Kwargs) -> None:
         if threading.get_ident() == thread:
+            running.append(module)
             on_enter(path, module, args, kwargs)
 
     def leave(path: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if threading.get_ident() == thread:
+        # If a global hook of another library raised before the call, torch calls this hook without `enter`.
+        if threading.get_ident() == thread and running and running[-1] is module:
+            running.pop()
             on_leave(path, module, output)
 
     with ExitStack() as stack:

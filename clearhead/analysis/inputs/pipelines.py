@@ -85,7 +85,7 @@ def source_and_target_ids(trained: Pipeline, translation: Translation) -> tuple[
     """Return the inputs of encoder and decoder of a translation."""
     if not translation.source_ids:
         raise DataError("the input is empty; pass a sentence to translate")
-    return list(translation.source_ids), [trained.tokenizer.bos_id, *translation.target_ids[:-1]]
+    return list(translation.source_ids), [*trained.decoder_start_ids, *translation.target_ids[:-1]]
 
 
 def sorting_ids(trained: Pipeline, letters: str, *, with_stop: bool = False) -> tuple[list[int], list[int]]:

@@ -135,10 +135,11 @@ def write_file(content: str | bytes, path: str | Path, kind: str = "page") -> Pa
 def script_module(*scripts: str) -> str:
     """Return scripts of `assets/` as an ES module for a page that has their elements.
 
-    Its `show(contents, signal, history, location)` draws until the signal aborts; the last two store the selection.
+    Its `show(contents, signal, history, location)` draws until the signal aborts; the last two store the selection. It
+    returns the functions of the page: `go` changes the selection, `state`.
     """
     code = read_assets(*scripts or _SCRIPTS)
-    return f"export function show(data, signal, history, location) {{\n{code}\nreturn {{ go, state }};\n}}\n"
+    return f"export function show(data, signal, history, location) {{\n{code}\nreturn api;\n}}\n"
 
 
 def read_assets(*names: str) -> str:

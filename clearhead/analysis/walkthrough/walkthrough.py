@@ -199,25 +199,59 @@ def _of_text(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkth
             stop_ids=trained.stop_ids,
         )
         generated = new.sequence(0, with_stop=True).tolist()
-    input_ids = [*ids, *generated[:-1]]
-    axis = TokenAxis("T", trained.tokenizer.tokens(input_ids), len(ids))
-    run = _WalkthroughRun(trained.model, trained.name, {"": axis}, text, tasks.ids_tensor(trained, input_ids))
-    if not generated:
-        return run.result(tasks.shorten_text(text))
-    answer = trained.tokenizer.decode([i for i in generated if i not in trained.stop_ids])
-    run.add_predictions(generated, trained.tokenizer.tokens, first=len(ids) - 1)
-    return run.result(f"{tasks.shorten_text(text)} → {tasks.shorten_text(answer)}")
+    return _of_ids(trained, text, ids, generated)
 
 
 def _of_pair(trained: Pipeline, text: str, max_new_tokens: int | None) -> Walkthrough:
     generated = translations(trained, [text], strategy=Greedy(), max_new_tokens=max_new_tokens)[0]
-    input_ids, target = tasks.source_and_target_ids(trained, generated)
-    tokens = trained.tokenizer.tokens
-    axes = {"encoder": TokenAxis("S", tokens(input_ids), len(input_ids)), "": TokenAxis("T", tokens(target), 1)}
-    inputs = (tasks.ids_tensor(trained, half) for half in (input_ids, target))
+    source_ids, target = tasks.source_and_target_ids(trained, generated)
+    n_start = len(target) - len(generated.target_ids) + 1
+    return _of_ids(trained, text, target[:n_start], list(generated.target_ids), source_ids)
+
+
+def walkthrough_of_ids(
+    trained: Pipeline, ids: Sequence[int], *, n_prompt: int, source_ids: Sequence[int] = ()
+) -> Walkthrough:
+    """Return the walkthrough of the ids of a run; nothing is encoded or generated, except for the next token.
+
+        walkthrough_of_ids(ch.pipeline("shakespeare"), ids, n_prompt=len(ids))
+
+    Args:
+        trained: A pipeline with a tokenizer.
+        ids: Ids of the decoder, or of the only stack: the prompt, and the generated ids.
+        n_prompt: Number of ids that were not generated.
+        source_ids: Ids of the encoder.
+
+    Returns:
+        The walkthrough, with the prediction of every generated id. If the last id is not a stop id, there is also the
+        most probable next one.
+    """
+    text = trained.tokenizer.decode([i for i in source_ids or ids[:n_prompt] if i not in trained.stop_ids])
+    is_open = isinstance(trained.model, (Decoder, EncoderDecoder)) and (
+        len(ids) == n_prompt or ids[-1] not in trained.stop_ids
+    )
+    generated = list(ids[n_prompt:])
+    if is_open:
+        with torch.no_grad(), eval_mode(iter_modules(trained.model)):
+            inputs = [tasks.ids_tensor(trained, row) for row in (source_ids, ids) if len(row)]
+            generated.append(int(trained.model(*inputs)[0, -1].argmax()))
+    return _of_ids(trained, text, list(ids[:n_prompt]), generated, list(source_ids))
+
+
+def _of_ids(
+    trained: Pipeline, text: str, prompt_ids: list[int], generated: list[int], source_ids: Sequence[int] = ()
+) -> Walkthrough:
+    """Return the walkthrough of a run; the last generated id is not encoded."""
+    names, input_ids = trained.tokenizer.tokens, [*prompt_ids, *generated[:-1]]
+    axes = {"encoder": TokenAxis("S", names(list(source_ids)), len(source_ids))} if source_ids else {}
+    axes |= {"": TokenAxis("T", names(input_ids), len(prompt_ids))}
+    inputs = (tasks.ids_tensor(trained, row) for row in (source_ids, input_ids) if row)
     run = _WalkthroughRun(trained.model, trained.name, axes, text, *inputs)
-    run.add_predictions(generated.target_ids, tokens)
-    return run.result(f"{tasks.shorten_text(text)} → {generated.target}")
+    if not generated:
+        return run.result(tasks.shorten_text(text))
+    run.add_predictions(generated, names, first=len(prompt_ids) - 1)
+    answer = trained.tokenizer.decode([i for i in generated if i not in trained.stop_ids])
+    return run.result(f"{tasks.shorten_text(text)} → {answer if source_ids else tasks.shorten_text(answer)}")
 
 
 def _of_image(trained: Pipeline, model_input: str | Tensor, data: Path | None) -> Walkthrough:

@@ -31,8 +31,9 @@ def explain(plan: Plan, rates: Rates | None = None) -> str:
     lines += [f"  sparse     {index}" for index in sparse]
     if has_dense + len(sparse) > 1:
         lines.append(f"  merged     {has_dense + len(sparse)} pieces, by their log-sum-exps in float32")
-    allowed = f"{100 * plan.allowed_pairs / plan.computed_pairs if plan.computed_pairs else 100:.0f} %"
-    share = f"{plan.density:.4f} of all; {allowed} of them are allowed"
+    share = f"{plan.density:.4f} of all"
+    if plan.computed_pairs:
+        share += f"; {100 * plan.allowed_pairs / plan.computed_pairs:.0f} % of them are allowed"
     lines.append(f"  total      {plan.computed_pairs:,} pairs computed, {share}")
     every_pair_ms = rates.milliseconds(AttentionWork(dense=32.0 * plan.T * plan.S, launches=1), width=64)
     ratio = plan.predicted_ms(heads=32, rates=rates) / max(every_pair_ms, 1e-12)

@@ -1,5 +1,5 @@
 // Attention by hand: a few vectors in the plane, dragged or typed; scores, weights and outputs in exact numbers.
-import { Latest, ask, choices, draw, field, make, ready, saveButtons } from "./tools.js";
+import { Latest, ask, choices, draw, field, make, ready, routeError, saveButtons } from "./tools.js";
 
 const DEFAULTS = { x: "1,0;0,1;1/2,1/2;-1/2,1", order: "", beta: "1", mask: "full()", key: 0, noise: "0,0", scale: "1" };
 const KINDS = {
@@ -37,6 +37,7 @@ export function open(box, initial, { signal, remember }) {
     errorBox,
     make("div", { className: "byhand" }, make("figure", {}, plane, make("figcaption", {}, "Vectors (arrows) and outputs (rings) ", saveButtons("vectors", plane)), rows), make("div", {}, kind, out)));
 
+  const fields = { beta, mask, scale, noise };
   const vectors = () => parse(state.x);
   const orders = (n) => ({ next: [...Array(n).keys()].map((i) => (i + 1) % n), back: [...Array(n).keys()].reverse() }[state.order] ?? []);
   const toPixels = (x, y) => [SIDE / 2 + (x * SIDE) / 2 / RANGE, SIDE / 2 - (y * SIDE) / 2 / RANGE];
@@ -56,7 +57,7 @@ export function open(box, initial, { signal, remember }) {
     showPlane(all, null);
     latest.run((stop) => ask("attention_by_hand", {
       vectors: all, order: orders(all.length), beta: state.beta, mask: state.mask, perturbed_key: state.key, noise: parse(state.noise)[0], scale: state.scale,
-    }, { signal: stop }), (result) => show(all, result), (error) => { errorBox.textContent = error.message; out.classList.add("old"); ready("error"); });
+    }, { signal: stop }), (result) => show(all, result), (error) => { routeError(error, fields, (message) => { errorBox.textContent = message; }); out.classList.add("old"); ready("error"); });
   }
 
   const set = (i, pair) => { const all = vectors(); all[i] = pair; go({ x: all.map((cells) => cells.join(",")).join(";") }); };
@@ -107,6 +108,7 @@ export function open(box, initial, { signal, remember }) {
 
   function show(all, result) {
     errorBox.textContent = "";
+    for (const boxed of Object.values(fields)) boxed.problem("");
     out.classList.remove("old");
     showPlane(all, result);
     const [name, description] = result.kind.split(": ");
@@ -136,7 +138,7 @@ function matrix(title, cells, rows, columns, allowed = null, isShaded = false, i
     const exact = !isAllowed && title.startsWith("Scores") ? "−∞" : text;
     const cell = make("td", { className: isAllowed ? "" : "hidden-cell" }, make("span", { className: "exact", textContent: exact }),
       exact === String(decimal).replace("-", "−") || exact === "−∞" ? "" : make("span", { className: "near", textContent: `≈ ${String(decimal).replace("-", "−")}` }));
-    if (isShaded) cell.style.setProperty("--w", `${Math.round(70 * values[i][j])}%`);
+    if (isShaded) cell.style.setProperty("--w", `${Math.round(50 * values[i][j])}%`);
     return cell;
   })));
   return make("div", { className: "scroll" }, make("table", { className: `exacts${isShaded ? " shaded" : ""}` }, make("caption", { textContent: title }),

@@ -36,7 +36,7 @@ export function open(box, initial, { signal, remember }) {
     if (!claim) return entry.replaceChildren();
     if (claim.id !== state.id) return go({ id: claim.id });
     const out = make("div");
-    const seed = slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => { state.seed = Math.max(0, Math.round(value)); remember(state, DEFAULTS); });
+    const seed = slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => { state.seed = value; remember(state, DEFAULTS); }, { min: 0, max: Number.MAX_SAFE_INTEGER, integer: true });
     entry.replaceChildren(make("h2", { textContent: claim.statement }), make("p", { className: "note", textContent: `${claim.source}, ${claim.location}` }),
       state.quiz ? quiz(claim, out) : make("div", { className: "form" }, seed, make("button", { type: "button", className: "act main", textContent: "Run", on: { click() { run(claim, out); } } })), out);
     ready(`claim ${claim.id}`);

@@ -1,5 +1,5 @@
 // Cost: sliders for sizes; predicted cost by part, its growth with the length, and what fits in memory.
-import { Latest, ask, bytes, choices, count, draw, field, gauge, large, make, progress, ready, saveButtons, seconds, slider, status, table } from "./tools.js";
+import { Latest, ask, bytes, choices, count, draw, field, gauge, large, make, progress, ready, routeError, saveButtons, seconds, slider, status, table } from "./tools.js";
 
 const DEFAULTS = { kind: "decoder", d_model: 768, n_heads: 12, n_layers: 12, d_ff: 3072, vocab_size: 50257, tokens: 1024, batch: 1, dtype: "bfloat16", training: "", mask: "", memory: 80 };
 const powers = (low, high) => Array.from({ length: 2 * (high - low) + 1 }, (_, i) => (i % 2 ? 3 * 2 ** (low + (i - 1) / 2 - 1) : 2 ** (low + i / 2)));
@@ -8,37 +8,40 @@ const SLIDERS = [
   ["n_layers", "Layers", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128]], ["d_ff", "Feed-forward (d_ff)", powers(6, 16)],
   ["vocab_size", "Vocabulary", [64, 256, 1000, 4000, 8000, 16000, 32000, 50257, 64000, 100000, 128000, 200000, 256000]], ["memory", "Memory, GiB", [4, 8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192, 288]],
 ];
+const LARGEST = { tokens: 1 << 20, batch: 1 << 14, d_model: 16384, n_heads: 256, n_layers: 128, d_ff: 65536, vocab_size: 1 << 20, memory: 4096 };
 const CEILINGS = { bandwidth: "memory traffic" };
 
 export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial }, latest = new Latest(signal), slow = new Latest(signal), fits = new Latest(signal);
   for (const [name] of SLIDERS) state[name] = Number(state[name]);
-  const out = make("div", { className: "answer" }), curves = make("div"), errorBox = make("p", { className: "caret", role: "alert" }), limits = make("p");
+  const out = make("div", { className: "answer" }), curves = make("div"), errorBox = make("p", { className: "caret", role: "alert" }), limits = make("p"), boxes = {};
   const select = (label, name, options) => field(label, make("select", { on: { change(event) { go({ [name]: event.target.value }); } } },
     ...options.map((value) => make("option", { value, textContent: value, selected: value === state[name] }))));
   box.append(make("h1", { textContent: "Cost" }),
     make("p", { className: "lead", textContent: "The real module runs on fake tensors, which have shapes but no data. FLOPs count matrix products; the time is predicted for one GPU." }),
     make("div", { className: "form" }, choices("Model", [["decoder", "Decoder"], ["encoder", "Encoder"]], state.kind, (kind) => go({ kind })),
       choices("Pass", [["", "Forward"], ["yes", "Training step"]], state.training, (training) => go({ training })), select("Dtype", "dtype", ["bfloat16", "float16", "float32"]),
-      field("Extra mask", make("input", { type: "text", className: "code", value: state.mask, placeholder: "causal() & window(256, 0)", on: { input(event) { go({ mask: event.target.value }); } } }))),
-    make("div", { className: "sliders" }, ...SLIDERS.map(([name, label, steps]) => slider(label, steps, state[name], (value) => go({ [name]: value })))),
+      (boxes.mask = field("Extra mask", make("input", { type: "text", className: "code", value: state.mask, placeholder: "causal() & window(256, 0)", on: { input(event) { go({ mask: event.target.value }); } } })))),
+    make("div", { className: "sliders" }, ...SLIDERS.map(([name, label, steps]) => (boxes[name] = slider(label, steps, state[name], (value) => go({ [name]: value }), { min: name === "memory" ? 0.1 : 1, max: LARGEST[name], integer: name !== "memory" })))),
     errorBox, out, make("h2", { textContent: "Largest batch and length" }), limits, make("h2", { textContent: "Growth with the length" }), curves);
 
   function go(changes) {
     Object.assign(state, changes);
     remember(state, DEFAULTS);
     const body = { ...state, training: state.training === "yes" };
-    latest.run((stop) => ask("cost", body, { signal: stop }), show, (error) => { errorBox.textContent = error.message; out.classList.add("old"); ready("error"); });
-    slow.run((stop) => ask("cost_growth", body, { signal: stop, onProgress: progress }), (result) => { status(""); showGrowth(result.rows); }, () => curves.replaceChildren(), 500);
+    latest.run((stop) => ask("cost", body, { signal: stop }), show, (error) => { routeError(error, boxes, (message) => { errorBox.textContent = message; }); out.classList.add("old"); curves.classList.add("old"); limits.textContent = ""; ready("error"); });
+    slow.run((stop) => ask("cost_growth", body, { signal: stop, onProgress: progress }), (result) => { status(""); showGrowth(result.rows); }, () => {}, 500);
     fits.run((stop) => ask("largest_batch", body, { signal: stop }), ({ batch, tokens, is_search_limit: isSearchLimit }) => {
       limits.textContent = `In ${state.memory} GiB: at most ${count(batch)} sequences of ${count(state.tokens)} tokens, or ${count(tokens)} tokens in a batch of ${count(state.batch)}${isSearchLimit ? " (the search ends there; more may fit)" : ""}.`;
       limits.dataset.ready = "yes";
-    }, (error) => { limits.textContent = error.message; }, 500);
+    }, () => {}, 500);
   }
 
   function show(result) {
     errorBox.textContent = "";
+    for (const box of Object.values(boxes)) if (box.problem) box.problem("");
     out.classList.remove("old");
+    curves.classList.remove("old");
     const { time, memory } = result, components = Object.entries(time.breakdown), total = components.reduce((sum, [, s]) => sum + s, 0);
     out.replaceChildren(
       make("div", {}, table("Totals", ["", ""], [

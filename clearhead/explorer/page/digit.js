@@ -1,29 +1,11 @@
-// Draw a digit: the image models classify it after every stroke; maps explain their predictions.
-import { Latest, ask, cells, gauge, make, ready, saveButtons } from "./tools.js";
-import { drawingPad } from "./drawing.js";
+// Attribution of an image: the probabilities of every image model, and maps that explain their predictions.
+import { cells, gauge, make, saveButtons } from "./tools.js";
 
-const DEFAULTS = { ink: "" };
-
-export function open(box, initial, { signal, remember }) {
-  const latest = new Latest(signal), out = make("div", { className: "predictions" }), errorBox = make("p", { className: "caret", role: "alert" });
-  const board = drawingPad(() => go(true), initial.ink ?? "");
-  box.append(make("h1", { textContent: "Draw a digit" }),
-    make("p", { className: "lead", textContent: "A vision Transformer and a convolutional network, trained on house numbers, classify your drawing after every stroke. The maps show which pixels the prediction depends on, and where the Transformer attends." }),
-    errorBox, make("div", { className: "two digits" }, make("figure", {}, board.box, make("figcaption", {}, saveButtons("digit", board.canvas))), out));
-
-  function go(hasChanged) {
-    if (hasChanged) remember({ ink: board.strokes() }, DEFAULTS);
-    const pixels = board.bytes();
-    latest.run((stop) => ask("classify_digit", { pixels }, { signal: stop }), ({ models }) => {
-      errorBox.textContent = "";
-      out.replaceChildren(...models.map((model) => prediction(model, pixels)));
-      ready(`digit ${models.map(({ probabilities }) => probabilities.indexOf(Math.max(...probabilities))).join(" ")}`);
-    }, (error) => { errorBox.textContent = error.message; ready("error"); });
-  }
-  go(false);
+export function digitView({ models }, pad) {
+  return make("div", { className: "predictions" }, ...models.map((model) => result(model, pad.bytes())));
 }
 
-function prediction({ name, architecture, probabilities, pixel_attribution: attribution, attention }, pixels) {
+function result({ name, architecture, probabilities, pixel_attribution: attribution, attention }, pixels) {
   const best = probabilities.indexOf(Math.max(...probabilities));
   const bars = make("table", { className: "plain probabilities" }, make("caption", { textContent: "Probabilities" }), make("tbody", {}, ...probabilities.map((p, i) =>
     make("tr", { className: i === best ? "selected" : "" }, make("th", { scope: "row", textContent: i }), gauge(p), make("td", { textContent: p.toFixed(3) })))));

@@ -7,7 +7,7 @@ const MARKS = { right: "right", wrong: "not right", blank: "" };
 export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial, seed: Number(initial.seed) || 0 }, latest = new Latest(signal), listing = new Latest(signal);
   const pick = make("select", { on: { change() { go({ name: pick.value, solution: "" }); } } }), out = make("div", { className: "worksheet" });
-  const seed = slider("Seed (0: original numbers)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => go({ seed: Math.max(0, Math.round(value)) }));
+  const seed = slider("Seed (0: original numbers)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (seed) => go({ seed }), { min: 0, max: Number.MAX_SAFE_INTEGER, integer: true });
   const total = make("span", { className: "note", role: "status" });
   const act = (text, run, main = "") => make("button", { type: "button", className: `act ${main}`, textContent: text, on: { click: run } });
   box.append(make("h1", { textContent: "Exercises" }),
@@ -60,12 +60,14 @@ export function open(box, initial, { signal, remember }) {
       let right = 0, cells = 0;
       for (const step of result.steps) { right += step.right; cells += step.cells; }
       for (const { key, i, j, input } of inputs) {
-        const mark = result.steps.find((step) => step.key === key)?.marks[i]?.[j] ?? "blank";
+        const bad = result.unreadable.find((cell) => cell.key === key && cell.row === i && cell.column === j);
+        const mark = bad ? "unreadable" : result.steps.find((step) => step.key === key)?.marks[i]?.[j] ?? "blank";
         input.dataset.mark = mark;
-        input.setAttribute("aria-invalid", String(mark === "wrong"));
-        input.title = MARKS[mark];
+        input.setAttribute("aria-invalid", String(mark === "wrong" || mark === "unreadable"));
+        input.title = bad ? bad.message : MARKS[mark];
       }
-      total.textContent = `${right} of ${cells} cells right${result.unanswered.length ? `; not answered: ${result.unanswered.join(", ")}` : ""}`;
+      const first = result.unreadable[0];
+      total.textContent = `${right} of ${cells} cells right${first ? `; ${result.unreadable.length === 1 ? "one cell is not a number" : `${result.unreadable.length} cells are not numbers`} (${first.message})` : ""}${result.unanswered.length ? `; not answered: ${result.unanswered.join(", ")}` : ""}`;
       ready(`graded ${right}/${cells}`);
     }, (error) => { total.textContent = error.message; ready("error"); });
   }

@@ -1,121 +1,142 @@
-// Interventions: the same text without and with interventions on the model, the differences, and a Python script.
-import { Latest, ask, cells, choices, field, gauge, make, ready, saveButtons, slider, status } from "./tools.js";
+// Interventions: a map of all heads, feed-forward networks and blocks, colored by the effect of ablating each of them;
+// a click makes an intervention of a cell, and the answer line shows what the model then writes.
+import { diffLine } from "./diff.js";
+import { heatGrid } from "./heat.js";
+import { CausalMap } from "./causal_map.js";
+import { answerLine } from "./output.js";
+import { SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, button, choices, field, gauge, make, pane, ready, routeError, slider, status } from "./tools.js";
 
-// t: temperature; at: target position; token: its replacement; layer, head: the weights to show.
-const DEFAULTS = { model: "", text: "", edits: "", source: "", mask: "", t: 1, at: "", token: "", layer: "", head: "" };
-const LABELS = { zero: "zero ablation", scale: "scaled", patch: "patched" };
+// edits: the interventions; mt: attention temperature; at: position of the replaced token; layer, head: the weights to show.
+const DEFAULTS = { ...SUBJECT, edits: "", source: "", mask: "", mt: 1, at: "", token: "", layer: "", head: "", measure: "logit", step: "" };
+const KINDS = [["zero", "Zero ablation"], ["mean", "Mean ablation"], ["scale", "Scale"], ["patch", "Patch"]];
+const LABELS = { zero: "zero ablation", mean: "mean ablation", scale: "scaled", patch: "patched", skip: "skipped" };
+const SIGNS = { zero: "0", mean: "x̄", scale: "×", patch: "⇄", skip: "↷" };
 
-// An intervention in the address: path, heads, kind, as in blocks.2.attention:0+3:zero or blocks.1::scale:0.5
+// Interventions in the address: path, heads, kind, factor, positions, as in blocks.2.attention:0+3:zero or blocks.1::skip
 const parse = (text) => text.split(";").filter(Boolean).map((entry) => {
   const [path, heads = "", kind = "zero", factor = "0", positions = ""] = entry.split(":");
   const numbers = (list) => list.split("+").filter((n) => n !== "").map(Number);
   return { path, heads: numbers(heads), kind, factor: Number(factor), positions: numbers(positions) };
 });
-const format = (specs) => specs.map(({ path, heads, kind, factor, positions }) => [path, heads.join("+"), kind, factor, positions.join("+")].join(":").replace(/:+$/, "")).join(";");
+const format = (specs) => specs.map(({ path, heads, kind, factor, positions }) => [path, heads.join("+"), kind, kind === "scale" ? factor : "", positions.join("+")].join(":").replace(/:+$/, "")).join(";");
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial, t: Number(initial.t) || 1 }, latest = new Latest(signal), listing = new Latest(signal);
-  const pick = make("select", { on: { change() { selectModel(pick.value); } } });
-  const textField = (label, name, more = {}) => field(label, make("input", { type: "text", value: state[name], on: { input(event) { go({ [name]: event.target.value }); } }, ...more }));
-  const text = make("textarea", { rows: 2, value: state.text, on: { input() { go({ text: text.value }); } } });
-  const grid = make("div", { className: "switches" }), errorBox = make("p", { className: "caret", role: "alert" }), out = make("div");
-  const mask = textField("Additional mask (self-attention)", "mask", { className: "code", placeholder: "causal() & window(8, 0)" });
-  const source = textField("Source text of patches", "source"), at = textField("Target position", "at", { className: "typed", inputMode: "numeric" }), token = textField("Replacement token", "token", { className: "typed" });
-  const temperature = slider("Attention temperature", [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 100], state.t, (t) => go({ t }));
-  const kindButtons = choices("Kind of intervention", [["zero", "Zero"], ["scale", "Scale"], ["patch", "Patch"]], "zero", (name) => { tool.kind = name; factor.hidden = name !== "scale"; });
-  const factor = slider("Factor", [-2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1.25, 1.5, 2, 3, 5], 0.5, (value) => { tool.factor = value; });
-  factor.hidden = true;
-  const tool = { kind: "zero", factor: 0.5 }; // what a click does
-  box.append(make("h1", { textContent: "Interventions" }),
-    make("p", { className: "lead", textContent: "Set heads or blocks to zero, scale them, or patch them from another text; add a mask, change the temperature, or replace a token. Both forward passes are shown next to each other." }),
-    make("div", { className: "form" }, field("Model", pick), make("div", { className: "field grow" }, field("Text", text))),
-    make("div", { className: "form" }, kindButtons, factor, make("button", { type: "button", className: "act", textContent: "Undo all", on: { click() { reset(); } } })),
-    grid, make("div", { className: "form" }, temperature, mask, source, at, token), errorBox, out);
-  let models = [], model = null;
+  const state = { ...DEFAULTS, ...initial, mt: Number(initial.mt) || 1 }, requests = new Latest(signal), out = pane("changes"), mapPane = pane("map");
+  const tool = { kind: "zero", factor: 0.5 }, save = () => remember(state, DEFAULTS); // what a click does
+  const answer = answerLine((step) => { subject.select(step); state.step = String(step); save(); map.load(subject, step); showAnswer(); });
+  const factor = slider("Factor", [-2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1.25, 1.5, 2, 3, 5], 0.5, (value) => { tool.factor = value; }, { min: -100, max: 100 });
+  const textField = (label, name, more = {}) => field(label, make("input", { type: "text", value: state[name], on: { input(event) { change({ [name]: event.target.value }); } }, ...more }));
+  const source = textField("Source text of patches", "source"), mask = textField("Additional mask (self-attention)", "mask", { className: "code", placeholder: "causal() & window(8, 0)", spellcheck: false });
+  const at = textField("Replace the token at position", "at", { className: "typed", inputMode: "numeric" }), token = textField("by the token", "token", { className: "typed" });
+  const temperature = slider("Attention temperature", [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 100], state.mt, (mt) => change({ mt }), { min: 0.001, max: 1000 });
+  const kinds = choices("Kind of intervention", KINDS, "zero", (kind) => { tool.kind = kind; showTool(); });
+  const controls = make("section", { className: "tools" }, make("h3", { textContent: "A click on the map" }), kinds, factor, source, make("details", { className: "sampling", open: Boolean(state.mask || state.at || state.mt !== 1) }, make("summary", { textContent: "Mask, temperature, tokens" }), make("div", {}, temperature, mask, at, token)));
+  const undo = button("Undo all", () => reset());
+  const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel: () => { if (!known(state.edits)) state.edits = ""; }, onRun, onFail: (error) => out.fail(error.message), onLoading: () => out.loading() });
+  const map = new CausalMap(mapPane, signal, { onClick: toggleCell, onShown: markCells, measure: state.measure, onMeasure: (measure) => { state.measure = measure; save(); } });
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model makes the selected token? Click a cell to intervene there." }), undo), mapPane, out);
+  const fields = { mask, patch_text: source, replacement: token, target_position: at };
+  let result = null;
 
-  function selectModel(name, keepState = false) {
-    model = models.find((candidate) => candidate.name === name) ?? models[0];
-    if (!keepState) Object.assign(state, DEFAULTS);
-    state.text ||= model.examples[0];
-    text.value = state.text;
-    go({ model: model.name });
+  const known = (edits) => parse(edits).every(({ path }) => subject.model.layers.some((layer) => path === layer.path || path === layer.path.replace(/\.[^.]+$/, "") || path === layer.path.replace(/[^.]+$/, "feed_forward")));
+  function showTool() { factor.hidden = tool.kind !== "scale"; source.hidden = tool.kind !== "patch"; }
+  showTool();
+
+  function onRun(run) {
+    result = null;
+    const step = state.step !== "" && Number(state.step) < run.steps.length ? Number(state.step) : subject.shownStep;
+    subject.step = run.steps[step] ? step : null;
+    subject.showCandidates();
+    showAnswer();
+    map.load(subject, Math.min(step, run.steps.length));
+    change({});
+  }
+
+  function showAnswer() {
+    answer.show(subject.last, subject.step);
+    answer.querySelector(".now-writes")?.remove();
+    const line = make("p", { className: "now-writes answer-output", ariaLive: "polite" });
+    if (result && state.edits + state.mask + state.at && result.now_writes !== null) line.append(make("small", { textContent: result.now_writes === result.writes ? "still writes " : "now writes " }), diffLine(result.writes, result.now_writes));
+    answer.append(line);
   }
 
   function reset() {
-    Object.assign(state, { edits: "", mask: "", t: 1, at: "", token: "", source: "" });
+    Object.assign(state, { edits: "", mask: "", mt: 1, at: "", token: "", source: "" });
     for (const boxed of [mask, source, at, token]) boxed.querySelector("input").value = "";
     temperature.set(1);
-    go({});
+    change({});
   }
 
-  // Add an intervention on a head or a module, or remove it.
-  function toggleIntervention(path, head) {
-    const specs = parse(state.edits), isSame = (spec) => spec.path === path && (head === null ? !spec.heads.length : spec.heads.length > 0);
-    const old = specs.find(isSame), others = specs.filter((spec) => !isSame(spec));
-    if (head === null) return go({ edits: format(old ? others : [...others, { path, heads: [], ...tool, positions: [] }]) });
-    const heads = old?.heads.includes(head) ? old.heads.filter((i) => i !== head) : [...(old?.heads ?? []), head].sort((a, b) => a - b);
-    go({ edits: format(heads.length ? [...others, { path, heads, ...tool, positions: old?.positions ?? [] }] : others) });
+  // Add an intervention on one head or module, or remove it. The interventions on other heads stay as they are.
+  function toggleCell({ path, head, isBlock }) {
+    const kind = isBlock && tool.kind === "zero" ? "skip" : tool.kind, made = { path, kind, factor: kind === "scale" ? tool.factor : 0, positions: [] };
+    const key = (spec) => `${spec.path} ${spec.kind} ${spec.factor}`, specs = parse(state.edits);
+    const old = specs.find((spec) => spec.path === path && (head === null ? !spec.heads.length : spec.heads.includes(head)));
+    if (old) old.heads = old.heads.filter((i) => i !== head);
+    let rest = specs.filter((spec) => spec !== old || old.heads.length);
+    if (!old || key(old) !== key(made)) {
+      const same = head === null ? null : rest.find((spec) => spec.heads.length && key(spec) === key(made));
+      if (same) same.heads = [...same.heads, head].sort((a, b) => a - b);
+      else rest = [...rest, { ...made, heads: head === null ? [] : [head] }];
+    }
+    change({ edits: format(rest) });
   }
 
-  function showSwitches() {
-    const specs = parse(state.edits), focus = grid.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-    const button = (text, path, head, label) => {
+  function markCells() {
+    const specs = parse(state.edits);
+    map.mark(({ path, head }) => {
       const spec = specs.find((candidate) => candidate.path === path && (head === null ? !candidate.heads.length : candidate.heads.includes(head)));
-      const element = make("button", { type: "button", textContent: text, title: label, ariaLabel: `${label}${spec ? `: ${LABELS[spec.kind]}` : ""}`, className: spec?.kind ?? "", on: { click() { toggleIntervention(path, head); } } });
-      element.setAttribute("aria-pressed", String(Boolean(spec)));
-      element.dataset.key = `${path}/${head}`;
-      return element;
-    };
-    grid.replaceChildren(...model.layers.map(({ path, n_heads: nHeads }) => make("div", { className: "layer" }, make("span", { className: "note code", textContent: path }),
-      ...Array.from({ length: nHeads }, (_, head) => button(head, path, head, `${path}, head ${head}`)),
-      button("all", path, null, `${path}, the whole layer`),
-      ...(path.endsWith("cross_attention") ? [] : [button("feed-forward", path.replace(/[^.]+$/, "feed_forward"), null, `the feed-forward network after ${path}`), button("block", path.replace(/\.[^.]+$/, ""), null, `${path.replace(/\.[^.]+$/, "")}, the whole block`)]))));
-    if (focus) grid.querySelector(`[data-key="${focus}"]`)?.focus();
+      return spec ? { label: LABELS[spec.kind] + (spec.kind === "scale" ? ` by ${spec.factor}` : ""), sign: SIGNS[spec.kind] } : null;
+    });
   }
 
-  function go(changes) {
+  function change(changes) {
     Object.assign(state, changes);
-    remember(state, DEFAULTS);
-    if (!model) return;
-    showSwitches();
-    const body = { model: model.name, text: state.text, interventions: parse(state.edits), patch_text: state.source, mask: state.mask, temperature: state.t,
+    save();
+    undo.disabled = !(state.edits || state.mask || state.at || state.mt !== 1);
+    if (!subject.last) return;
+    markCells();
+    for (const boxed of Object.values(fields)) boxed.problem("");
+    if (state.at !== "" && !/^\d+$/.test(state.at.trim())) return at.problem(`expected a position, a whole number from 0 to ${subject.last.ids.length - 1}; the token is not replaced`);
+    out.loading();
+    const body = { ...subject.input, interventions: parse(state.edits), patch_text: state.source, mask: state.mask, attention_temperature: state.mt, temperature: subject.setting("t", "temperature"), seed: Number(state.seed),
       target_position: state.at === "" ? null : Number(state.at), replacement: state.token, layer: state.layer, head: state.head === "" ? null : Number(state.head) };
-    latest.run((stop) => ask("intervene", body, { signal: stop }), show, (error) => { errorBox.textContent = error.message; out.classList.add("old"); ready("error"); });
+    requests.run((stop) => ask("intervene", body, { signal: stop }), (arrived) => { result = arrived; showAnswer(); show(arrived); }, (error) => { routeError(error, fields, (message) => out.fail(message)); ready("error"); });
   }
 
   function show({ before, after, changes, python }) {
-    errorBox.textContent = "";
-    out.classList.remove("old");
-    const layers = model.layers.map(({ path }) => path), nHeads = model.layers.find(({ path }) => path === before.layer)?.n_heads ?? 0;
-    const layer = field("Layer", make("select", { on: { change(event) { go({ layer: event.target.value, head: "" }); } } }, ...layers.map((path) => make("option", { value: path, textContent: path, selected: path === before.layer }))));
-    const head = field("Head", make("select", { on: { change(event) { go({ head: event.target.value }); } } }, make("option", { value: "", textContent: "mean" }), ...Array.from({ length: nHeads }, (_, i) => make("option", { value: i, textContent: i, selected: String(i) === String(state.head) }))));
-    const side = (name, pass, title) => {
-      const map = cells(pass.weights, `${title}: ${pass.layer}`, 240);
-      return make("section", { className: "side" }, make("h2", { textContent: title }),
-        make("div", { className: "chips" }, ...pass.tokens.map((token, i) => {
-          const kl = changes.kl[i], chip = make("span", { className: name === "after" && pass.tokens[i] !== before.tokens[i] ? "generated" : "", title: name === "after" && kl !== null ? `KL divergence ${kl.toPrecision(2)} nats` : `position ${i}` }, token);
-          if (name === "after") chip.style.setProperty("--w", `${Math.round(60 * Math.min(1, kl ?? 1))}%`);
-          return chip;
-        })),
-        bars(pass.candidates, name === "after" ? before.candidates : null), make("figure", {}, map, make("figcaption", {}, `Weights of ${pass.layer}${pass.head === null ? ", mean over heads" : `, head ${pass.head}`} `, saveButtons(`${name}-weights`, map))));
-    };
-    const logits = changes.logits, activations = [...changes.outputs.filter(({ path }) => path), ...changes.weights];
+    const layers = subject.model.layers.map(({ path }) => path), nHeads = subject.model.layers.find(({ path }) => path === before.layer)?.n_heads ?? 0;
+    const layer = field("Layer", make("select", { on: { change(event) { change({ layer: event.target.value, head: "" }); } } }, ...layers.map((path) => make("option", { value: path, textContent: path, selected: path === before.layer }))));
+    const head = field("Head", make("select", { on: { change(event) { change({ head: event.target.value }); } } }, make("option", { value: "", textContent: "mean" }), ...Array.from({ length: nHeads }, (_, i) => make("option", { value: i, textContent: i, selected: String(i) === String(state.head) }))));
+    const logits = changes.logits, hasChanged = logits.kl_largest > 0, activations = [...changes.outputs.filter(({ path }) => path), ...changes.weights].filter(({ mean }) => mean !== 0);
     const largest = Math.max(1e-12, ...activations.map(({ mean }) => mean ?? 0));
-    out.replaceChildren(make("p", { className: "kind" }, logits.kl_largest === 0 ? "No change." : make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }), logits.kl_largest === 0 ? "" : `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats.`),
+    const side = (name, pass, title) => make("section", { className: "side" }, make("h3", { textContent: title }), weights(pass, title), bars(pass.candidates, name === "after" ? before.candidates : null));
+    const kl = make("div", { className: "chips" }, ...after.tokens.map((text, i) => {
+      const chip = make("span", { title: changes.kl[i] === undefined ? "" : `KL divergence of the prediction after this token: ${changes.kl[i] === null ? "∞" : changes.kl[i].toPrecision(2)} nats` }, text);
+      chip.dataset.token = `t${i}`;
+      chip.style.setProperty("--w", `${Math.round(60 * Math.min(1, changes.kl[i] ?? 0))}%`);
+      return chip;
+    }));
+    out.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : "No change.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : ""), hasChanged ? kl : null,
       make("div", { className: "form" }, layer, head), make("div", { className: "sides" }, side("before", before, "Original"), side("after", after, "With interventions")),
-      make("div", { className: "answer top-gap" }, make("table", { className: "plain gauges" }, make("caption", { textContent: "Changes: change in output norm; attention moved, as a share of the total (means)" }), make("tbody", {}, ...activations.map(({ path, kind, mean }) =>
-        make("tr", {}, make("th", { scope: "row", textContent: `${path} ${kind}` }), gauge((mean ?? largest) / largest), make("td", { textContent: mean === null ? "∞" : mean ? mean.toPrecision(3) : "0" }))))), make("div", {}, make("h3", { textContent: "The same in Python" }), make("pre", { className: "python", tabIndex: 0, textContent: python }),
-        make("button", { type: "button", className: "act", textContent: "Copy", on: { async click() { await navigator.clipboard.writeText(python).then(() => status("copied"), () => status("the browser does not allow copying; select the text instead")); } } }))));
+      make("div", { className: "answer top-gap" }, activations.length ? make("table", { className: "plain gauges" }, make("caption", { textContent: "Relative change of each output; share of attention that moved (means)" }), make("tbody", {}, ...activations.map(({ path, kind, mean }) =>
+        make("tr", {}, make("th", { scope: "row", textContent: `${path} ${kind}` }), gauge((mean ?? largest) / largest), make("td", { textContent: mean === null ? "∞" : mean.toPrecision(3) }))))) : null, make("div", {}, make("h3", { textContent: "The same in Python" }), make("pre", { className: "python", tabIndex: 0, textContent: python }),
+        button("Copy", async () => { await navigator.clipboard.writeText(python).then(() => status("copied"), () => status("the browser does not allow copying; select the text instead")); }))));
     ready(`intervention ${logits.top1_changed} ${logits.kl_largest.toPrecision(3)}`);
   }
 
-  const bars = (candidates, original) => make("table", { className: "plain probabilities" }, make("caption", { textContent: original ? "Next-token probabilities (tick: original)" : "Next-token probabilities" }), make("tbody", {},
-    ...candidates.map(({ id, token, probability }) => make("tr", {}, make("th", { scope: "row", textContent: token }), gauge(probability, original?.find((candidate) => candidate.id === id)?.probability ?? null), make("td", { textContent: probability >= 0.001 ? probability.toFixed(3) : "<0.001" })))));
+  // The weights of one pass, with the tokens of rows and columns; of a long text, every n-th.
+  function weights(pass, title) {
+    const isCross = pass.layer.endsWith("cross_attention"), isSource = pass.layer.startsWith("encoder"), rowTokens = isSource ? pass.source : isCross ? pass.tokens.slice(1) : pass.tokens, columnTokens = isSource || isCross ? pass.source : pass.tokens;
+    const labels = (tokens, length, name, shift) => Array.from({ length }, (_, i) => { const k = Math.floor((i * Math.max(tokens.length, length)) / length); return { label: tokens[k]?.trim() || tokens[k] || (isCross ? "next" : String(k)), token: `${name}${k + shift}` }; });
+    const values = pass.weights.map((row) => row.map((code) => (code / 255) ** 2));
+    return heatGrid({ caption: `${title}: ${pass.layer}, ${pass.head === null ? "mean over heads" : `head ${pass.head}`}. ${isCross ? "A row is the token about to be written." : "A row is the token that attends."}`, corner: "query ↓ key →", signed: false, largest: 1, className: values.length > 24 ? "tiny" : "small",
+      rows: labels(rowTokens, values.length, isSource ? "s" : "t", isCross ? 1 : 0), columns: labels(columnTokens, values[0].length, isSource || isCross ? "s" : "t", 0), values });
+  }
 
-  listing.run((stop) => ask("models", {}, { signal: stop }), (result) => {
-    models = result.models.filter((candidate) => candidate.can_generate && candidate.layers.length);
-    pick.append(...models.map(({ name }) => make("option", { value: name, textContent: name, selected: name === state.model })));
-    if (!models.length) { errorBox.textContent = "this page has no model that generates text; start it with shakespeare, sort-dedup or en-es"; return ready("error"); }
-    selectModel(state.model, true);
-  }, (error) => status(error.message));
+  const bars = (candidates, original) => make("table", { className: "plain probabilities" }, make("caption", { textContent: original ? "Next-token probabilities (tick: original)" : "Next-token probabilities" }), make("tbody", {},
+    ...candidates.map(({ id, token: text, probability }) => make("tr", {}, make("th", { scope: "row", textContent: text }), gauge(probability, original?.find((candidate) => candidate.id === id)?.probability ?? null), make("td", { textContent: probability >= 0.001 ? probability.toFixed(3) : "<0.001" })))));
+
+  subject.open();
 }

@@ -1,10 +1,13 @@
-// The tabs. The state of a panel is part of the address, as in #mask?e=causal()&n=64.
+// The tabs, in groups. The state of a panel is part of the address, as in #mask?e=causal()&n=64.
 import { make, toggle } from "./tools.js";
 
-const PANELS = [
-  ["model", "Model"], ["intervention", "Interventions"], ["by_hand", "Attention by hand"], ["mask", "Masks"],
-  ["digit", "Draw a digit"], ["cost", "Cost"], ["claims", "Claims"], ["exercises", "Exercises"],
+const GROUPS = [
+  ["Model", [["model", "Run"], ["intervention", "Interventions"]]],
+  ["Learn", [["by_hand", "By hand"], ["mask", "Masks"], ["claims", "Claims"], ["exercises", "Exercises"]]],
+  ["Plan", [["cost", "Cost"]]],
 ];
+const PANELS = GROUPS.flatMap(([, panels]) => panels), MODEL_PANELS = GROUPS[0][1].map(([name]) => name);
+const SHARED = ["model", "text", "w", "t", "k", "p", "n", "seed", "chat", "ink"]; // the state that panels of the group Model share
 const panel = document.getElementById("panel"), tabs = document.getElementById("tabs");
 let current = null, closing = new AbortController(), lastHash = null;
 
@@ -13,13 +16,24 @@ function read() {
   return [PANELS.some(([id]) => id === name) ? name : "model", Object.fromEntries(new URLSearchParams(query))];
 }
 
+const hashOf = (name, state) => {
+  const query = new URLSearchParams(Object.entries(state).map(([key, value]) => [key, String(value)])).toString();
+  return `#${name}${query ? `?${query}` : ""}`;
+};
+
 // Write the state of a panel to the address. Defaults are left out, so that addresses stay short.
 function remember(name, state, defaults) {
   if (name !== current) return;
-  const changed = Object.entries(state).filter(([key, value]) => value !== null && value !== undefined && String(value) !== String(defaults[key] ?? ""));
-  const query = new URLSearchParams(changed.map(([key, value]) => [key, String(value)])).toString();
-  lastHash = `#${name}${query ? `?${query}` : ""}`;
+  const changed = Object.fromEntries(Object.entries(state).filter(([key, value]) => key in defaults && value !== null && value !== undefined && String(value) !== String(defaults[key] ?? "")));
+  lastHash = hashOf(name, changed);
   if (location.hash !== lastHash) history.replaceState(null, "", lastHash);
+  if (MODEL_PANELS.includes(name)) linkModelPanels(changed);
+}
+
+// Let the links of the group Model keep the model, the input and the generated tokens.
+function linkModelPanels(state) {
+  const shared = Object.fromEntries(SHARED.filter((key) => key in state).map((key) => [key, state[key]]));
+  for (const link of tabs.querySelectorAll("a")) if (MODEL_PANELS.includes(link.dataset.name)) link.href = hashOf(link.dataset.name, shared);
 }
 
 async function open() {
@@ -30,11 +44,12 @@ async function open() {
   closing.abort();
   closing = new AbortController();
   const { signal } = closing;
-  for (const link of tabs.children) toggle(link, "aria-current", link.dataset.name === name ? "page" : null);
+  for (const link of tabs.querySelectorAll("a")) toggle(link, "aria-current", link.dataset.name === name ? "page" : null);
   tabs.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
   document.title = `${PANELS.find(([id]) => id === name)[1]} · clearhead`;
   document.documentElement.dataset.panel = name;
   delete document.documentElement.dataset.ready;
+  delete document.documentElement.dataset.shown;
   document.getElementById("status").textContent = "";
   const { open: openPanel } = await import(`./${name}.js`);
   if (signal.aborted) return;
@@ -43,10 +58,16 @@ async function open() {
   openPanel(box, initial, { signal, remember: (state, defaults = {}) => remember(name, state, defaults) });
 }
 
-tabs.append(...PANELS.map(([name, title]) => {
+const linkOf = ([name, title]) => {
   const link = make("a", { href: `#${name}`, textContent: title });
   link.dataset.name = name;
   return link;
+};
+tabs.append(...GROUPS.map(([title, panels]) => {
+  const group = make("div", { className: "tab-group", role: "group", ariaLabel: title }, make("span", { className: "tab-title", textContent: title }), make("div", {}, ...panels.map(linkOf)));
+  return group;
 }));
+// Colors that scripts computed are those of the previous theme.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { lastHash = null; open(); });
 addEventListener("hashchange", open);
 open();

@@ -12,12 +12,12 @@ export function open(box, initial, { signal, remember }) {
   input.setAttribute("aria-expanded", "false");
   const list = make("ul", { id: "completions", role: "listbox", hidden: true, className: "completions" });
   const errorBox = make("pre", { className: "caret", role: "alert" }), out = make("div", { className: "answer" });
-  const length = slider("Tokens", LENGTHS, state.n, (n) => go({ n: Math.max(1, Math.round(n)) }));
+  const length = slider("Tokens", LENGTHS, state.n, (n) => go({ n }), { min: 1, max: 1 << 17, integer: true });
   const catalogue = make("div", { className: "catalogue" });
   const complete = completing(input, list, () => go({ e: input.value }));
   box.append(
     make("h1", { textContent: "Masks" }),
-    make("p", { className: "lead", textContent: "Which keys each query may attend to, as an expression. Rows are queries, columns are keys; dark pairs may attend. Combine masks with & | ~ and .T" }),
+    make("p", { className: "lead", textContent: "Which keys each query may attend to, as an expression. Rows are queries, columns are keys; colored pairs may attend. Combine masks with & | ~ and .T" }),
     make("div", { className: "form" }, make("div", { className: "field grow" }, field("Expression", input), list, errorBox), length),
     out, make("h2", { textContent: "Catalogue" }), catalogue);
   input.addEventListener("input", () => go({ e: input.value }));
@@ -30,6 +30,7 @@ export function open(box, initial, { signal, remember }) {
   }
 
   function fail(error) {
+    if (error.field === "queries") return length.problem(error.message);
     input.setAttribute("aria-invalid", "true");
     out.classList.add("old");
     errorBox.textContent = `${error.column ? `${state.e}\n${" ".repeat(error.column - 1)}^\n` : ""}${error.message.replace(/^column \d+: /, "")}`;
@@ -57,7 +58,7 @@ export function open(box, initial, { signal, remember }) {
           ["Dense", `${predicted.dense_ms.toPrecision(3)} ms`],
           ["Ratio", `${ratio.toPrecision(3)}${ratio >= 1 ? " (dense is faster at this length)" : ""}`],
         ]),
-        make("pre", { className: "words", textContent: plan.explanation.map((line) => line.trim()).join("\n") })));
+        make("pre", { className: "plan-text", textContent: plan.explanation.map((line) => line.trim()).join("\n") })));
     ready(`mask ${result.expression} ${result.queries}`);
   }
 

@@ -4,6 +4,7 @@
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined) continue;
     if (name === "on") for (const [event, act] of Object.entries(value)) element.addEventListener(event, act);
     else if (name in element) element[name] = value;
     else element.setAttribute(name, value);
@@ -97,6 +98,8 @@ export class Latest {
   }
 }
 
+export const button = (label, onClick, properties = {}) => make("button", { type: "button", className: "act", textContent: label, ...properties, on: { click: onClick } });
+
 export const status = (text) => { document.getElementById("status").textContent = text; };
 export const progress = ({ completed, total, label }) => status(`${label} (${Math.round((100 * completed) / total)} %)`);
 // Mark the panel as drawn; tests and benchmarks wait for this attribute.
@@ -106,28 +109,66 @@ export const ready = (state) => { document.documentElement.dataset.ready = state
 
 let nFields = 0;
 
-// Create a field with a label: field("Tokens", make("input", …)).
+// Create a field with a label: field("Tokens", make("input", …)). `problem(text)` shows a message below the input.
 export function field(label, input, ...more) {
   input.id ||= `field-${++nFields}`;
-  return make("div", { className: "field" }, make("label", { htmlFor: input.id, textContent: label }), input, ...more);
+  const problem = make("p", { className: "problem", role: "alert", id: `${input.id}-problem` });
+  const box = make("div", { className: "field" }, make("label", { htmlFor: input.id, textContent: label }), input, ...more, problem);
+  box.problem = (text) => {
+    problem.textContent = text;
+    toggle(input, "aria-invalid", text ? "true" : null);
+    toggle(input, "aria-describedby", text ? problem.id : null);
+  };
+  return box;
 }
 
-// Create a slider over the values `steps`, with a number field that accepts other values too.
-export function slider(label, steps, value, onChange) {
+// Create a slider over the values `steps`, with a number field that accepts other values too. A value out of range is
+// not used; the field says so and names the value that is used instead.
+export function slider(label, steps, value, onChange, { min = steps[0], max = Infinity, integer = false } = {}) {
   const nearest = (number) => steps.reduce((best, step, i) => (Math.abs(step - number) < Math.abs(steps[best] - number) ? i : best), 0);
-  const number = make("input", { type: "number", value, min: steps[0], step: "any", ariaLabel: label, className: "typed" });
+  const number = make("input", { type: "number", value, min, step: integer ? 1 : "any", ariaLabel: label, className: "typed" });
+  const plain = (n) => n.toLocaleString("en", { maximumFractionDigits: 6 });
+  const expected = `expected a ${integer ? "whole " : ""}number ${max === Infinity ? `of at least ${plain(min)}` : `from ${plain(min)} to ${plain(max)}`}`;
+  let used = Number(value);
+  const use = (typed) => { used = typed; box.problem(""); onChange(typed); };
   const range = make("input", { type: "range", min: 0, max: steps.length - 1, value: nearest(value), on: { input() {
     number.value = steps[range.value];
-    onChange(steps[range.value]);
+    use(steps[range.value]);
   } } });
   number.addEventListener("input", () => {
     const typed = Number(number.value);
-    if (number.value === "" || !Number.isFinite(typed)) return;
+    const isValid = number.value !== "" && Number.isFinite(typed) && typed >= min && typed <= max && (!integer || Number.isInteger(typed));
+    if (!isValid) return box.problem(`${expected}; ${plain(used)} is used`);
     range.value = nearest(typed);
-    onChange(typed);
+    use(typed);
   });
-  const box = field(label, range, number);
-  box.set = (typed) => { number.value = typed; range.value = nearest(typed); };
+  const box = field(label, number, range);
+  range.ariaLabel = `${label}, slider`;
+  box.set = (typed) => { used = typed; number.value = typed; range.value = nearest(typed); box.problem(""); };
+  return box;
+}
+
+// Show an error next to the field that it names, or in `fallback(message)`. `fields` maps names of the request to fields.
+export function routeError(error, fields, fallback) {
+  const box = fields[error.field];
+  if (box) box.problem(error.message);
+  fallback(box ? "" : error.message);
+}
+
+// Create an area for results with the states loading, empty, error and shown. Older results stay, dimmed, until the new ones arrive.
+export function pane(className = "") {
+  const note = make("p", { className: "pane-note", role: "status" }), content = make("div", { className: "pane-content" });
+  const box = make("div", { className: `pane ${className}` }, note, content);
+  const set = (state, text = "") => { box.dataset.state = state; note.textContent = text; toggle(note, "role", state === "error" ? "alert" : "status"); };
+  let timer = 0;
+  Object.assign(box, {
+    content,
+    loading(text = "Loading …") { clearTimeout(timer); timer = setTimeout(() => set("loading", text), content.childElementCount ? 200 : 0); },
+    show(...children) { clearTimeout(timer); set("shown"); content.replaceChildren(...children.filter((child) => child !== null && child !== undefined)); },
+    fail(text) { clearTimeout(timer); set("error", text); },
+    empty(text) { clearTimeout(timer); content.replaceChildren(); set("empty", text); },
+    note(text) { note.textContent = text; },
+  });
   return box;
 }
 

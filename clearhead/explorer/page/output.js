@@ -1,0 +1,36 @@
+// The answer line: the input in small, the output in large letters; every token can be pointed at and selected.
+import { make } from "./tools.js";
+
+const isMark = (token) => /^(<.*>|\[.*\])$/.test(token.trim());
+
+// Create the span of one token. A line break is shown as its mark, followed by a break.
+function span(token, name, properties) {
+  const element = make("span", { className: `tok${isMark(token) ? " mark" : ""}`, ...properties }, token.replace(/␣/g, " "));
+  element.dataset.token = name;
+  return token.includes("⏎") ? [element, make("br")] : [element];
+}
+
+// Return the answer box with `show(result, model)`; `onSelect(step)` is called with the index of an output token.
+export function answerLine(onSelect) {
+  const input = make("p", { className: "answer-input" }), output = make("p", { className: "answer-output", ariaLive: "polite" });
+  const box = make("section", { className: "answer-line", ariaLabel: "Output" }, input, output);
+
+  box.show = (result, selected = null) => {
+    const { source, tokens, n_prompt: nPrompt, ids, steps = [], first_step: first = 0 } = result;
+    const isPair = source.length > 0, nGenerated = tokens.length - nPrompt;
+    input.replaceChildren(...(isPair ? source : tokens.slice(0, nPrompt)).flatMap((token, i) => span(token, `${isPair ? "s" : "t"}${i}`, { title: `${isPair ? "source " : ""}position ${i}, id ${(isPair ? result.source_ids : ids)[i]}` })));
+    output.replaceChildren(...tokens.slice(nPrompt).flatMap((token, i) => {
+      const step = steps[i - first], sure = step?.probability ?? 1;
+      const [element, ...rest] = span(token, `t${nPrompt + i}`, { role: "button", tabIndex: 0, title: `position ${nPrompt + i}, id ${ids[nPrompt + i]}${step ? `, probability ${sure.toFixed(3)}${step.rank ? `, rank ${step.rank + 1}` : ""}` : ""}` });
+      element.classList.toggle("unsure", sure < 0.5);
+      element.setAttribute("aria-pressed", String(selected === i));
+      element.addEventListener("click", () => onSelect(i));
+      element.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); onSelect(i); } });
+      return [element, ...rest];
+    }), ...(nGenerated ? [] : [make("span", { className: "tok mark", textContent: steps.length || result.next ? "nothing generated yet" : "" })]));
+    output.hidden = !nGenerated && !result.next;
+    output.classList.toggle("long", tokens.slice(nPrompt).join("").length > 90);
+  };
+  box.text = (small, large) => { input.textContent = small; output.hidden = false; output.replaceChildren(large); };
+  return box;
+}

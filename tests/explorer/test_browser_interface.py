@@ -1,0 +1,192 @@
+"""Properties of all panels in Chromium: consistent tokens, valid values, states of results, contrast, and sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import BROWSER
+from tests.support.browser_tab import Tab
+
+pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
+]
+CONTRAST = (Path(__file__).parents[1] / "support" / "contrast.js").read_text(encoding="utf-8").partition("\n")[2]
+PANELS = ["model", "intervention", "by_hand", "mask", "cost", "claims", "exercises"]
+HOUSE = "model=en-es&text=The+house+is+red."
+
+
+def test_run_views_show_the_tokens_of_the_answer(tab):
+    """Sampled tokens are the same in the answer line, the attention and the drawing."""
+    tab.open(f"model?{HOUSE}&t=2&seed=1")
+    tab.wait_for_view("attention")
+    tab.page.get_by_role("button", name="Restart").click()
+    tab.page.wait_for_selector(".answer-output:has-text('nothing generated yet')")
+    for _ in range(3):
+        count = tab.page.locator(".answer-output .tok[role=button]").count()
+        tab.page.get_by_role("button", name="Step →").click()
+        tab.page.wait_for_function(
+            "n => document.querySelectorAll('.answer-output .tok[role=button]').length === n + 1", arg=count
+        )
+    tokens = [text.strip() for text in tab.page.locator(".answer-output .tok[role=button]").all_inner_texts()]
+    tab.page.wait_for_function("!document.querySelector('.pane').matches('[data-state=loading]')")
+    queries = [text.strip() for text in tab.page.locator(".query .token").all_inner_texts()]
+    assert queries[:3] == tokens
+    tab.page.get_by_role("button", name="Step by step").click()
+    tab.wait_for_view("steps")
+    tab.page.locator("#drawing .node", has_text="Target tokens").click()
+    chips = tab.page.locator("#step .chips span")
+    assert chips.evaluate_all("all => all.map(e => e.firstChild.textContent.trim())")[1:4] == tokens
+
+
+def test_translation_is_greedy_by_default(tab):
+    tab.open(f"model?{HOUSE}")
+    tab.wait_for_view("attention")
+    assert tab.page.locator(".answer-output").inner_text().startswith("La casa es roja.")
+    assert tab.page.locator(".sampling summary").inner_text() == "Sampling: greedy"
+
+
+def test_taken_token_is_marked_if_it_is_improbable(tab):
+    tab.open("model?model=sort-dedup&text=D+A&w=25")  # Z
+    tab.wait_for_view("attention")
+    tab.page.locator(".answer-output .tok[role=button]").first.click()
+    tab.page.wait_for_selector(".candidates tr.selected")
+    token = tab.page.locator(".answer-output .tok[role=button]").first.inner_text()
+    assert tab.page.locator(".candidates tr.selected button").inner_text() == token
+
+
+def test_interventions_are_per_head(tab):
+    tab.open("intervention?model=sort-dedup&text=D+A+C")
+    tab.page.wait_for_selector("html[data-map]")
+    tab.page.get_by_role("button", name="blocks.0.attention, head 0").click()
+    tab.page.wait_for_selector("[aria-label='blocks.0.attention, head 0: zero ablation']")
+    tab.page.get_by_role("button", name="Scale", exact=True).click()
+    tab.page.get_by_role("button", name="blocks.0.attention, head 3").click()
+    tab.page.wait_for_selector("[aria-label='blocks.0.attention, head 3: scaled by 0.5']")
+    assert tab.page.locator("[aria-label='blocks.0.attention, head 0: zero ablation']").count() == 1
+
+
+def test_skipped_block_changes_less_than_a_zeroed_one(tab):
+    tab.open("intervention?model=sort-dedup&text=D+A+C&edits=blocks.1::skip")
+    tab.page.wait_for_selector(".python:has-text('lambda _: inputs')")
+    tab.page.wait_for_selector("html[data-map]")
+    assert tab.page.locator("[aria-label='blocks.1: skipped']").count() == 1
+    names = tab.page.locator(".tools .choices button").all_inner_texts()
+    assert names == ["Zero ablation", "Mean ablation", "Scale", "Patch"]
+
+
+def test_speech_model_recognizes_the_example_recording(tab):
+    tab.open("model?model=spoken-digits")
+    tab.wait_for_view("attention")
+    assert tab.page.locator(".heard").count() == 6
+    assert tab.page.locator(".wave text").first.text_content() == "0 s"
+    times = tab.page.locator(".heard small").all_inner_texts()
+    tab.page.locator("#detail .of").wait_for()
+    assert times[0] in tab.page.locator("#detail .of").inner_text()
+    assert tab.page.locator("audio").evaluate("audio => audio.src.startsWith('blob:')")
+    assert tab.page.get_by_label("Text").is_hidden()
+    sound = Path(__file__).parents[2] / "clearhead/explorer/examples/digits.wav"
+    tab.page.locator("input[type=file]").set_input_files(sound)
+    tab.page.wait_for_function("document.querySelectorAll('.heard').length === 6")
+
+
+def test_old_results_are_dimmed_beside_an_error(tab):
+    tab.open("model?model=sort-dedup&text=D+A")
+    tab.wait_for_view("attention")
+    tab.page.get_by_label("Text").fill("   ")
+    tab.page.wait_for_selector(".subject .problem:has-text('enter a text')")
+    assert tab.page.get_by_label("Text").get_attribute("aria-invalid") == "true"
+    tab.page.wait_for_selector(".pane[data-state=error]")
+    opacity = tab.page.locator(".pane-content").evaluate("element => Number(getComputedStyle(element).opacity)")
+    assert opacity < 0.6
+    tab.page.get_by_label("Text").fill("D B")
+    tab.page.wait_for_selector(".pane[data-state=shown]")
+    assert tab.page.locator(".subject .problem").first.inner_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("panel", "label", "value", "message"),
+    [
+        ("mask", "Tokens", "-4", "from 1 to 131,072; 64 is used"),
+        ("model?model=sort-dedup", "Top-p", "2", "from 0.01 to 1; 1 is used"),
+        ("cost", "Layers", "2.5", "whole number from 1 to 128; 12 is used"),
+        ("intervention?model=sort-dedup", "Replace the token at position", "abc", "the token is not replaced"),
+    ],
+)
+def test_invalid_values_are_marked_and_not_used(tab, panel, label, value, message):
+    tab.open(panel)
+    tab.page.evaluate("for (const details of document.querySelectorAll('details')) details.open = true")
+    number = tab.page.get_by_label(label, exact=True).first
+    if number.get_attribute("type") == "number":
+        number.fill(value)
+    else:
+        number.press_sequentially(value)
+    tab.page.wait_for_selector(f".problem:has-text('{message}')")
+    assert number.get_attribute("aria-invalid") == "true"
+
+
+def test_one_unreadable_cell_does_not_block_grading(tab):
+    tab.open("exercises?name=sort-dedup-softmax")
+    tab.page.locator(".worksheet input").nth(0).fill("1/x")
+    tab.page.locator(".worksheet input").nth(1).fill("77")
+    tab.page.get_by_role("button", name="Grade my answers").click()
+    tab.ready("graded")
+    assert tab.page.locator("[data-mark=unreadable]").count() == 1
+    assert tab.page.locator("[data-mark=wrong]").count() == 1
+    note = tab.page.locator("[role=status].note").inner_text()
+    assert "one cell is not a number" in note
+    assert ".toml" not in note
+
+
+def test_hovering_a_token_highlights_it_in_all_views(tab):
+    tab.open(f"model?{HOUSE}")
+    tab.wait_for_view("attention")
+    tab.page.locator(".answer-input .tok").nth(3).hover()
+    tab.page.wait_for_selector(".answer-input .tok.token-hover:has-text('red')")
+    assert [text.strip() for text in tab.page.locator("#view .token.pointed").all_inner_texts()] == ["red"]
+    tab.page.locator("#view .query .token").nth(1).hover()
+    tab.page.wait_for_selector(".answer-output .tok.token-hover:has-text('casa')")
+
+
+def test_answer_and_attention_are_above_the_fold(tab):
+    tab.page.set_viewport_size({"width": 1440, "height": 900})
+    tab.open(f"model?{HOUSE}")
+    tab.wait_for_view("attention")
+    for selector, limit in ((".answer-output", 200), ("#heads", 300), ("#view", 450)):
+        assert tab.page.locator(selector).bounding_box()["y"] < limit, selector
+    groups = tab.page.locator(".tab-title").all_inner_texts()
+    assert [group.capitalize() for group in groups] == ["Model", "Learn", "Plan"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_sufficient_contrast(chromium, page, scheme):
+    tab = Tab(chromium, page, color_scheme=scheme, reduced_motion="reduce")
+    problems = {}
+    for panel in PANELS:
+        tab.open(panel)
+        tab.page.wait_for_timeout(700)
+        if texts := tab.page.evaluate(CONTRAST):
+            problems[panel] = texts[:8]
+    tab.context.close()
+    assert problems == {}, "\n".join(map(str, problems.items()))
+
+
+def test_phone_has_no_horizontal_overflow_and_large_touch_targets(chromium, page):
+    tab = Tab(chromium, page, reduced_motion="reduce", has_touch=True)
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    for panel in PANELS:
+        tab.open(panel)
+        tab.page.wait_for_timeout(500)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390, panel
+        small = tab.page.evaluate(
+            """() => [...document.querySelectorAll('button, select, summary, #tabs a, input:not([type=file])')]
+            .filter(e => e.checkVisibility({ visibilityProperty: true }) && !e.matches('.unseen, .unseen *'))
+            .map(e => [e.getBoundingClientRect(), e])
+            .filter(([box]) => box.width > 0 && (box.width < 23.5 || box.height < 23.5))
+            .map(([box, e]) => `${box.width.toFixed(0)}×${box.height.toFixed(0)} ${e.outerHTML.slice(0, 90)}`)"""
+        )
+        assert small == [], (panel, small[:8])
+    tab.context.close()
