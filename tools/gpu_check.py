@@ -53,7 +53,7 @@ class Result:
         return f"{self.check.name:28} {verdict:12} {self.duration:6.1f} s   {lines[-1].strip()[:110]}"
 
 
-def test_files(root: Path) -> list[str]:
+def gpu_tests(root: Path) -> list[str]:
     """Return the test files that check whether a GPU is available, kernels of sparse attention first."""
     paths = [path for path in (root / "tests").rglob("test_*.py") if NEEDS_GPU in path.read_text(encoding="utf-8")]
     names = sorted(path.relative_to(root).as_posix() for path in paths)
@@ -67,7 +67,7 @@ def checks(out: Path) -> list[Check]:
 
 def _tests(root: Path) -> Iterator[Check]:
     options = ("-q", "--tb=short", "-p", "no:cacheprovider")
-    for name in test_files(root):
+    for name in gpu_tests(root):
         yield Check(name.removeprefix("tests/"), (sys.executable, "-m", "pytest", *options, name))
 
 

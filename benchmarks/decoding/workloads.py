@@ -23,6 +23,7 @@ BATCHES = (8, 64)
 SAMPLE = Sample(temperature=0.8, top_k=50, top_p=0.95, seed=1)
 PROMPT_LENGTHS, MAX_NEW, MEAN_NEW = (5, 1500), 300, 150
 STOP_ID = 3
+RAGGED_BATCHES = 20
 MIXED_LIMIT = 240.0  # seconds of the row with mixed prompts
 
 
@@ -117,6 +118,8 @@ def _mixed(name: str) -> Workloads:
     """Yield many prompts of mixed lengths, compared with equal lengths."""
     row = Timing(section="", name=f"{name}, prompts of mixed lengths", targets={"mixed / equal": 1 / 0.6})
     yield row, partial(_measure_mixed, name)
+    row = Timing(section="", name=f"{name}, ragged batches", targets={"ragged / equal": 1 / 0.6})
+    yield row, partial(_measure_ragged, name)
 
 
 def _measure_mixed(name: str, options: Options, row: Timing) -> None:
@@ -142,6 +145,29 @@ def _measure_mixed(name: str, options: Options, row: Timing) -> None:
     add_times(row, "equal", [min(equal_seconds) / (n_prompts * equal_new)])
     row.facts = {"prompts": n_prompts, "new tokens": n_new, "seconds": seconds, "tokens/s": n_new / seconds}
     row.facts |= {"tokens/s, equal": n_prompts * equal_new / min(equal_seconds), "new tokens, equal": equal_new}
+
+
+def _measure_ragged(name: str, options: Options, row: Timing) -> None:
+    """Compare small batches of mixed lengths with batches of the same sizes and equal lengths. Times are per new token.
+
+    Each batch has a new number of prompts and new lengths. The model is new, as for a first request.
+    """
+    n_batches, n_new, bounds = (2, 4, (5, 40)) if options.smoke else (RAGGED_BATCHES, 64, PROMPT_LENGTHS)
+    model, config = build_new(name, options), config_of(name, smoke=options.smoke)
+    sizes = torch.randint(2, 25, (n_batches,), generator=torch.Generator().manual_seed(4)).tolist()
+    ragged = [mixed_prompts(config.vocab_size, n, bounds, seed=i) for i, n in enumerate(sizes)]
+    equal = [prompts(options, config.vocab_size, len(batch), sum(map(len, batch)) // len(batch)) for batch in ragged]
+    for contender, batches in (("ragged", ragged), ("equal", equal)):
+        calls = [partial(_generated, model, batch, n_new) for batch in batches]
+        seconds = [_timed(options, call)[0] for call in calls]
+        add_times(row, contender, [sum(seconds) / (n_new * sum(sizes))])
+        row.facts[f"longest call, {contender}, s"] = max(seconds)
+        row.facts[f"tokens/s, {contender}"] = n_new * sum(sizes) / sum(seconds)
+
+
+def _generated(model: Any, batch: Any, n: int) -> Generated:
+    """Generate n new ids for each prompt of a batch."""
+    return generate(model, batch, max_new_tokens=n)
 
 
 def _timed(options: Options, call: Callable[[], Generated]) -> tuple[float, Generated]:
@@ -170,9 +196,9 @@ def end_at_random(model: Any, mean: int) -> None:
     head[STOP_ID] = row.to(head)
 
 
-def mixed_prompts(vocab_size: int, n_prompts: int, lengths: tuple[int, int]) -> list[Tensor]:
+def mixed_prompts(vocab_size: int, n_prompts: int, lengths: tuple[int, int], seed: int = 3) -> list[Tensor]:
     """Draw prompts of uniformly distributed lengths."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     low, high = lengths
     sizes = torch.randint(low, high + 1, (n_prompts,), generator=generator).tolist()
     return [torch.randint(vocab_size, (n,), generator=generator) for n in sizes]
