@@ -56,7 +56,7 @@ class Mel(Validated):
     reflection. A recording shorter than a frame has no frames. `scale` is the mel scale: "htk" is logarithmic, and
     every triangle has height 1; "slaney" is linear up to 1 kHz, and every triangle has area 1."""
 
-    renamed_fields: ClassVar[Mapping[str, str]] = {"centred": "centered"}
+    renamed_fields: ClassVar[Mapping[str, str]] = {"centered": "centered"}
 
     sample_rate: PositiveInt = 8000
     window: PositiveInt = 200

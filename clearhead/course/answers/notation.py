@@ -18,8 +18,8 @@ _IS_EQUATION = re.compile(r"\s?[=≥≤≈·ᵀ]")
 _WORDS = frozenset("aIABCD")
 # What precedes a letter that belongs to a name (ImageNet-1k, ViT-L/16, question 1.3d) or to a number (1.4e-03).
 _NAME_BEFORE = re.compile(r"(?:[A-Za-z]-|\d\.)\d*$")
-# A letter that is a token in quotation marks, or a roman number in parentheses.
-_QUOTED = re.compile(r"(?:“.”|(?<![^\s*])\(i\))")
+# A letter that is a token in quotation marks, or the label of a part in parentheses, such as (b) or (i).
+_LABEL = re.compile(r"(?:“.”|(?<!\S)\([a-hi]\)(?=\s|$))")
 _EXPONENT = re.compile(r"(?<=\d)e[+-]\d")
 
 
@@ -66,7 +66,7 @@ def _letters(text: str, script: int, is_formula: bool, *, has_script: bool = Fal
             continue
         if (not is_formula and _NAME_BEFORE.search(text[: match.start()])) or _EXPONENT.match(text, match.start()):
             continue
-        if not is_formula and match.start() and _QUOTED.match(text, match.start() - 1):
+        if not is_formula and match.start() and _LABEL.match(text, match.start() - 1):
             continue
         if match.start() > end:
             yield Run(text[end : match.start()], script)

@@ -37,13 +37,13 @@ def latent_space(t: Experiment) -> None:
 def trained(x: torch.Tensor, d_latent: int) -> float:
     """Return the error of a linear auto-encoder trained to its minimum."""
     model = Autoencoder(AutoencoderConfig(n_features=x.shape[1], d_latent=d_latent, bias=False))
-    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=150, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=150, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (model(x) - x).square().mean()
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     return closure().item()

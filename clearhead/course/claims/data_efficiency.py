@@ -22,7 +22,7 @@ from clearhead.course.claims.study import ORIGINAL, Study
 SMALL = 4_000  # pictures: what these claims call little data
 LEARNED = 0.25  # right answers: naming the commonest digit every time gives 0.18
 REDRAWN = (
-    "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in grey; trained on a GPU, the "
+    "Redrawn from results/vit-against-cnn.json, which comes with the package (SVHN in gray; trained on a GPU, the "
     "smallest network in part on a CPU); "
     "`python -m tools.study` reproduces it in a checkout. 95 % intervals: Student's t over seeds if there are "
     "three or more; with fewer, from the number of validation pictures, which leaves out the chance of training. "

@@ -14,11 +14,11 @@ _CONVOLUTIONS = {"exam-cnn": "the exam's network", "cnn": "residual network"}
     HOMEWORK,
     "1.5d, explanation",
     statement=(
-        "Locality and the two-dimensional neighbourhood, which convolution has built in, help it when there "
+        "Locality and the two-dimensional neighborhood, which convolution has built in, help it when there "
         "are few data."
     ),
     method=(
-        f"{REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighbourhoods "
+        f"{REDRAWN}Every picture's 4 × 4 patches in one other order, the same for all pictures: neighborhoods "
         "between patches are gone, nothing else. How much worse does a convolutional network learn? (To a "
         "Transformer with learned positions both are the same task: see `no-spatial-bias`.)"
     ),
@@ -27,7 +27,7 @@ def locality_helps(t: Experiment) -> None:
     for network, name in _CONVOLUTIONS.items():
         for n in study().sizes([network], PERMUTED):
             drop = contrast([(1, (network, n, ORIGINAL)), (-1, (network, n, PERMUTED))])
-            otherwise = f"With {n:,} pictures {name} does not need neighbouring patches"
+            otherwise = f"With {n:,} pictures {name} does not need neighboring patches"
             beyond_chance(t, f"{name}, {n:,} pictures: whole − patches moved", drop, otherwise)
             before, after = (100 * (mean(network, n, kind) - mean("vit", n)) for kind in (ORIGINAL, PERMUTED))
             t.note(f"{name}, {n:,} pictures: lead over the Transformer {before:.1f} → {after:.1f} points")

@@ -217,7 +217,7 @@ def learned_bound_to_length(t: Experiment) -> None:
     with suppress(ShapeError):
         grid(torch.zeros(1, 97, 8), torch.arange(97))
         refused = False
-    t.record_case("97 tokens where 25 were trained", "refused by an error" if refused else "accepted", refused)
+    t.record_case("97 tokens where 25 were trained", "rejected with an error" if refused else "accepted", refused)
     t.assert_equal("resized to 8 × 12", tuple(grid.resized((8, 12)).weight.shape), (97, 8))
     t.assert_below("resized to its own size: change", max_abs_diff(grid.resized((4, 6)).weight, grid.weight), 1e-6)
 

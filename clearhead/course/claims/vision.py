@@ -132,7 +132,7 @@ def no_spatial_bias(t: Experiment) -> None:
         table[1:] = table[1:][order].clone()
     case_name = "patches moved, positions moved with them: logits"
     t.assert_below(case_name, max_abs_diff(model(image), other(patches_moved(image, order))), 1e-12, "differ by {:.1e}")
-    # Two neighbours of one patch may be told apart by one linear map; pixels of two patches may not.
+    # Two neighbors of one patch may be told apart by one linear map; pixels of two patches may not.
     swapped = image.clone()
     swapped[..., 0, 0], swapped[..., 0, 4] = image[..., 0, 4], image[..., 0, 0]
     changed = int(((model.embedding(image) - model.embedding(swapped)).abs().amax((0, 2)) > 1e-9).sum())

@@ -105,8 +105,10 @@ def _table(step: WorksheetStep, cells: list[list[Any]]) -> dict[str, object]:
 
 
 def _is_symbol(symbol: str) -> bool:
-    """Return whether a step has a symbol; steps without one are named by a word."""
-    return bool(symbol) and not (len(symbol) > _LONGEST_SYMBOL and symbol.rstrip("?").isalpha())
+    """Return whether a step has a symbol; steps without one are named by a word, and a formula would be an answer."""
+    is_formula = bool(set(symbol) & set(" −+/·|"))
+    is_word = len(symbol) > _LONGEST_SYMBOL and symbol.rstrip("?").isalpha()
+    return bool(symbol) and not is_formula and not is_word
 
 
 def _data(step: WorksheetStep) -> list[dict[str, object]]:

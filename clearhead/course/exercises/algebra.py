@@ -238,11 +238,11 @@ def _layer_norm(a: Matrix) -> Matrix:
             sign = 1 if is_greater(lead, sympy.S.Zero) else -1
             row = [sign * sympy.radsimp(x / lead) for x in row]
         mean = simplify_or_round(sympy.Add(*row) / len(row))
-        centred = [simplify_or_round(x - mean) for x in row]
-        variance = simplify_or_round(sympy.Add(*[x**2 for x in centred]) / len(row))
+        centered = [simplify_or_round(x - mean) for x in row]
+        variance = simplify_or_round(sympy.Add(*[x**2 for x in centered]) / len(row))
         if is_equal(variance, sympy.S.Zero):
             raise ExpressionError("all entries of a row are equal, so its norm divides by zero")
-        rows.append([simplify_or_round(x / sympy.sqrt(variance)) for x in centred])
+        rows.append([simplify_or_round(x / sympy.sqrt(variance)) for x in centered])
     return rows
 
 

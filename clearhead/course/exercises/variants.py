@@ -14,6 +14,7 @@ from clearhead._core.validation import check_int
 from clearhead.config import toml_document
 from clearhead.course.exercises.problem import Problem, read, solve
 from clearhead.course.exercises.problem_types import PROBLEM_TYPES
+from clearhead.course.exercises.problem_types.attention import take_numbers
 from clearhead.course.exercises.random_values import RandomValues
 from clearhead.course.exercises.render.layout import bounded_text
 from clearhead.course.exercises.sheet import Worksheet, WorksheetStep
@@ -43,15 +44,16 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     source, worked = original.source, solve(original)
     source_text = f"{source.text('source')}, with" if source.text("source") else "With"
     source_text += f" other numbers (seed {seed})"
+    if "follows" in source.values:
+        values = take_numbers(source, variant(source.text("follows"), seed).source.values)
+        return _problem(f"{original.name}-seed-{seed}", source.values | values, source_text)
     for values in islice(
         _draws(source, original.name, seed // _SEEDS_PER_ROW),
         seed % _SEEDS_PER_ROW,
         _MAX_DRAWS * _SEEDS_PER_ROW,
         _SEEDS_PER_ROW,
     ):
-        # Comparisons with a document apply only to the original numbers.
-        values = {key: value for key, value in values.items() if key not in ("document", "mistake")}
-        problem = Problem(f"{original.name}-seed-{seed}", toml_document(values | {"source": source_text}))
+        problem = _problem(f"{original.name}-seed-{seed}", values, source_text)
         try:
             worksheet = solve(problem)
         except ProblemError:
@@ -61,6 +63,12 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     raise ProblemError(
         f"{original.name} has no variant of its difficulty for seed {seed}; use larger or more numbers in the file"
     )
+
+
+def _problem(name: str, values: ProblemValues, source_text: str) -> Problem:
+    """Return a problem with these values, without comparisons: they apply only to the original numbers."""
+    values = {key: value for key, value in values.items() if key not in ("document", "mistake")}
+    return Problem(name, toml_document(values | {"source": source_text}))
 
 
 def _draws(source: ProblemSource, name: str, row: int) -> Iterator[ProblemValues]:

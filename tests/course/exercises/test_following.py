@@ -145,7 +145,7 @@ def _shows(work, mistake):
 
 def test_answers_without_continuation_are_graded_wrong():
     norm = solve("layer-norm-identity")
-    marks = grade_text(norm, "centred = [0, 0, 0, 0]\nvariance = 0\nz = [1, 1, 1, 1]")
+    marks = grade_text(norm, "centered = [0, 0, 0, 0]\nvariance = 0\nz = [1, 1, 1, 1]")
     assert marks_of(marks.steps[2]) == ["wrong"] * 4
     attention = solve_text(SOFTMAX)
     assert marks_of(grade_text(attention, "targets_loss = [-1, 0]\nloss = 3").steps[1]) == ["wrong"]
@@ -193,7 +193,7 @@ def test_grade_class_lists_students_mistakes_and_unread_files(tmp_path, run):
     (tmp_path / "ada.toml").write_text("mean = 3.5\nvariance = 7\n")
     (tmp_path / "bob.json").write_text('{"mean": 3.5, "variance": 5.25}')
     (tmp_path / "all.csv").write_text(
-        "student,step\ncyd,mean,4\ncyd,centred,-3,-2,0,3\ndan,mean,3.5\ndan,variance,7\n\n"
+        "student,step\ncyd,mean,4\ncyd,centered,-3,-2,0,3\ndan,mean,3.5\ndan,variance,7\n\n"
     )
     (tmp_path / "eve.toml").write_text("mean = [\n")
     names = sorted(path for path in tmp_path.iterdir())

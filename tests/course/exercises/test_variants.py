@@ -47,6 +47,18 @@ def test_variant_names_its_seed_and_omits_document_comparisons():
     assert "{" not in work.question + work.title
 
 
+def test_variant_of_two_heads_has_the_numbers_of_one_head():
+    for seed in (None, 3, 107):
+        one, two = (
+            solve(read(name) if seed is None else variant(name, seed))
+            for name in ("sort-dedup", "sort-dedup-two-heads")
+        )
+        assert one.step("z").grid.cells == two.step("z1").grid.cells == two.step("z2").grid.cells
+        assert one.step("z").grid.rows == two.step("z1").grid.rows
+        labels = [worksheet.step("targets_loss").grid.rows for worksheet in (one, two)]
+        assert labels[0] == labels[1]
+
+
 def test_variant_preserves_equality_and_order():
     for seed in range(4):
         values = tomllib.loads(variant("sort-dedup-two-heads", seed).text)

@@ -36,7 +36,7 @@ from clearhead.course.exercises.source import ProblemSource, ProblemValues
 
 KEYS = (
     "tokens", "x", "Q", "K", "V", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary",
-    "loss", "gradient",
+    "loss", "gradient", "follows",
 )  # fmt: skip
 
 
@@ -106,6 +106,22 @@ def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
             for loss in source.tables("loss")
         ]
     return variant
+
+
+def take_numbers(source: ProblemSource, followed: ProblemValues) -> ProblemValues:
+    """Return the numbers and words of another problem of one head, with that head copied as often as there are heads.
+
+    Args:
+        source: The problem that takes the numbers; it keeps its output projection.
+        followed: The values of the other problem.
+
+    Returns:
+        The changed values of the problem.
+    """
+    heads = source.integer("heads", 1)
+    copies = {name: [list(row) * heads for row in followed["weights"][name]] for name in ("Q", "K", "V")}
+    numbers = {key: followed[key] for key in ("tokens", "embeddings", "loss")}
+    return numbers | {"weights": source.values["weights"] | copies}
 
 
 def _features(letter: str, matrix: Matrix) -> list[str]:

@@ -36,15 +36,15 @@ def layer_norm(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     formula = "μ = Σ x / d", r"\mu = \tfrac{1}{d} \sum_i x_i"
     [[mean]] = sheet.add("mean", "Mean", ExactGrid.scalar(simplify(sympy.Add(*x) / d)), "μ", *formula)
     grid = row([simplify(value - mean) for value in x])
-    [centred] = sheet.add("centred", "Centred", grid, "x − μ", "x − μ", r"x - \mu")
-    grid = ExactGrid.scalar(simplify(sympy.Add(*[value**2 for value in centred]) / d))
+    [centered] = sheet.add("centered", "Centered", grid, "x − μ", "x − μ", r"x - \mu")
+    grid = ExactGrid.scalar(simplify(sympy.Add(*[value**2 for value in centered]) / d))
     formula = "σ² = Σ (x − μ)² / d", r"\sigma^2 = \tfrac{1}{d} \sum_i (x_i - \mu)^2"
     [[variance]] = sheet.add("variance", "Variance (over d, not d − 1)", grid, "σ²", *formula)
     if is_equal(variance + eps, sympy.S.Zero):
         source.fail(
             "x", "the entries of x are all the same and eps is 0, so the norm divides by zero; change one of them"
         )
-    grid = row([simplify(value / sympy.sqrt(variance + eps)) for value in centred])
+    grid = row([simplify(value / sympy.sqrt(variance + eps)) for value in centered])
     formula = "z = (x − μ) / √(σ² + ε)", r"z = (x - \mu) / \sqrt{\sigma^2 + \varepsilon}"
     [z] = sheet.add("z", "Normalized", grid, "z", *formula)
     grid = row([simplify(g * value + b) for g, value, b in zip(gamma, z, beta, strict=True)])
