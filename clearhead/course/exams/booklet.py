@@ -94,13 +94,13 @@ def _choices(question: PaperQuestion) -> list[Block]:
 
 def _results(question: PaperQuestion) -> Worksheet | None:
     """Return the worksheet with its data and the steps that are asked, or None if no step is asked."""
-    asked = {step.key: step for part in question.parts for step in part.fields}
-    if not asked or question.worksheet is None:
+    fields_by_key = {step.key: step for part in question.parts for step in part.fields}
+    if not fields_by_key or question.worksheet is None:
         return None
     steps = tuple(
-        asked.get(step.key, step)
+        fields_by_key.get(step.key, step)
         for step in question.worksheet.steps
-        if step.key in asked or (step.is_given and step in question.data)
+        if step.key in fields_by_key or (step.is_given and step in question.data)
     )
     return replace(question.worksheet, steps=steps, comparisons=(), remarks=(), checks=(), source="", question="")
 
