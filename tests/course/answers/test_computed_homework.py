@@ -205,6 +205,14 @@ def test_weights_of_shifted_scores_are_equal():
     assert answered.sum_of_weights() == "1"
 
 
+def test_head_parameters_equal_those_of_torch():
+    layer = nn.MultiheadAttention(512, 8, bias=False, device="meta")
+    assert answered.projection_parameters() == layer.in_proj_weight.numel()
+    assert answered.output_parameters() == layer.out_proj.weight.numel()
+    assert answered.layer_parameters() == sum(parameter.numel() for parameter in layer.parameters())
+    assert answered.head_parameters() * 8 == answered.projection_parameters()
+
+
 def test_two_orders_differ_with_positions_only():
     without, with_positions = answered.two_orders().cells
     assert all(scientific(x) < 1e-12 for x in without[1:])

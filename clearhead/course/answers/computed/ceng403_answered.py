@@ -107,6 +107,31 @@ def _self_attention(x: Tensor, projections: Tensor) -> Tensor:
     return (q @ k.T / q.shape[-1] ** 0.5).softmax(-1) @ v
 
 
+# ---------------------------------------------------------------------- Q2a: parameters
+
+N_HEADS = 8
+
+
+def head_parameters() -> int:
+    """Return the parameters of the projections of one head."""
+    return 3 * MODEL_WIDTH * (MODEL_WIDTH // N_HEADS)
+
+
+def projection_parameters() -> int:
+    """Return the parameters of the projections of all heads."""
+    return N_HEADS * head_parameters()
+
+
+def output_parameters() -> int:
+    """Return the parameters of the output projection."""
+    return MODEL_WIDTH**2
+
+
+def layer_parameters() -> int:
+    """Return the parameters of the layer, without biases."""
+    return projection_parameters() + output_parameters()
+
+
 # ---------------------------------------------------------------------- Q2b: the mask
 
 
