@@ -130,7 +130,7 @@ def test_paper_prints_selected_rows_and_default_sizes():
     exam = exam_from_document("deep-learning-final")
     network = next(q for q in paper(exam).questions if q.question.location == "Part 3, 1.2")
     layers = next(step for step in network.data if step.key == "layers")
-    assert [str(cell) for cell in layers.grid.cells[0]] == ["convolution", "8", "5", "1", "0", "–"]
+    assert [str(cell) for cell in layers.grid.cells[0]] == ["convolution", "8", "5", "1", "0", "-"]
     schedule = next(q for q in paper(exam_from_document("ceng403-exam")).questions if q.question.location == "Q7a")
     (rates,) = (part.fields[0] for part in schedule.parts if part.fields)
     assert list(rates.grid.rows) == ["2,000", "20,000", "52,000"]

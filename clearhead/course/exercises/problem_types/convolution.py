@@ -123,9 +123,9 @@ def _layer_table(layers: list[ProblemSource], names: list[str]) -> ExactGrid:
 
 
 def _default(layer: ProblemSource, key: str) -> int | str:
-    """Return what a layer has if its file does not state it; "–" if it has no such size."""
+    """Return what a layer has if its file does not state it; "-" if it has no such size."""
     has_kernel = "kernel" in layer.values
-    return {"stride": 1, "padding": 0}.get(key, "–") if has_kernel else "–"
+    return {"stride": 1, "padding": 0}.get(key, "-") if has_kernel else "-"
 
 
 def _apply(layer: ProblemSource, before: LayerOutput, i: int) -> tuple[LayerOutput, nn.Module]:
