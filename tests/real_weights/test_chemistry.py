@@ -91,3 +91,62 @@ def test_export_third_party_returns_bit_equal_tensors(rxnfp, rxnmapper, tmp_path
         print(
             f"\n{folder.name}: {len(after)} tensors, {sum(tensor.numel() for tensor in after.values()):,} values equal"
         )
+
+
+def write_tokenizer(folder):
+    """Write tokenizer.json: the pieces of the pattern are words of vocab.txt."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = (folder / "vocab.txt").read_text().split("\n")
+    id_by_piece = {piece: i for i, piece in enumerate(pieces) if piece}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(id_by_piece, "[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECE.pattern), "isolated")
+    special = ["[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]"]
+    inner.add_special_tokens(special)
+    ends = [(piece, id_by_piece[piece]) for piece in special[:2]]
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=ends
+    )
+    inner.save(str(folder / "tokenizer.json"))
+
+
+def load_reference(folder, class_name):
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, class_name).from_pretrained(folder).eval()
+
+
+def test_pipeline_of_rxnfp_classifies_reactions_as_transformers(rxnfp_classifier):
+    write_tokenizer(rxnfp_classifier)
+    ids, lengths = encode_reactions(rxnfp_classifier)
+    is_token = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    with torch.no_grad():
+        expected = load_reference(rxnfp_classifier, "BertForSequenceClassification")(ids, attention_mask=is_token)
+    classes = hub.pipeline(rxnfp_classifier).classify(REACTIONS)
+    for probabilities, logits in zip(classes, expected.logits.softmax(-1), strict=True):
+        assert list(probabilities.values()) == pytest.approx(logits.sort(descending=True).values.tolist(), abs=1e-5)
+    print(f"\nclasses {[next(iter(probabilities.items())) for probabilities in classes]}")
+
+
+def test_pipeline_of_rxnfp_embeds_reactions_as_transformers(rxnfp):
+    write_tokenizer(rxnfp)
+    ids, lengths = encode_reactions(rxnfp)
+    is_token = torch.arange(ids.shape[1]) < lengths[:, None]
+    with torch.no_grad():
+        x = load_reference(rxnfp, "BertModel")(ids, attention_mask=is_token.long()).last_hidden_state
+    expected = (x * is_token[..., None]).sum(1) / lengths[:, None]
+    torch.testing.assert_close(hub.pipeline(rxnfp).embed(REACTIONS), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_pipeline_of_rxnmapper_fills_a_masked_atom_as_transformers(rxnmapper):
+    write_tokenizer(rxnmapper)
+    text = REACTIONS[0][:-3] + "[MASK]CC"
+    pipeline = hub.pipeline(rxnmapper)
+    ids = torch.tensor([pipeline.tokenizer.prompt(text)])
+    (position,) = (ids[0] == pipeline.tokenizer.prompt("[MASK]")[1]).nonzero().flatten().tolist()
+    with torch.no_grad():
+        logits = load_reference(rxnmapper, "AlbertForMaskedLM")(ids).logits
+    expected = logits[0, position].softmax(-1).topk(3)
+    (candidates,) = pipeline.fill_mask(text, n=3)
+    print(f"\n{text}: {candidates}")
+    assert [candidate.id for candidate in candidates] == expected.indices.tolist()
+    assert [candidate.probability for candidate in candidates] == pytest.approx(expected.values.tolist(), abs=1e-5)
+    assert candidates[0].text == "O"  # ethyl acetate

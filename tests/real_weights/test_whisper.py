@@ -36,13 +36,18 @@ def reference(whisper):
 
 def compute_reference_features(path):
     """Return the samples of a file, and the features that transformers computes."""
-    transformers = pytest.importorskip("transformers")
     samples = read_audio(path, 16_000).samples
+    return samples, compute_features_of_samples(samples)
+
+
+def compute_features_of_samples(samples):
+    """Return the features that transformers computes."""
+    transformers = pytest.importorskip("transformers")
     extractor = transformers.WhisperFeatureExtractor()
     options = {"sampling_rate": 16_000, "return_tensors": "pt", "return_attention_mask": True}
     if len(samples) > extractor.n_samples:
         options |= {"truncation": False, "padding": "longest"}
-    return samples, extractor(samples.numpy(), **options)
+    return extractor(samples.numpy(), **options)
 
 
 def test_features_logits_and_attention_match_transformers(model, reference, synthesize_speech):
@@ -116,13 +121,23 @@ def test_transcribe_several_windows_matches_transformers(model, reference, synth
 
 
 @pytest.mark.parametrize("speaker", ["george", "jackson", "lucas", "nicolas", "theo", "yweweler"])
-def test_transcribe_recorded_digits_recognizes_most(model, digits, speaker):
-    """Digits of six speakers, concatenated with pauses."""
+def test_transcribe_recorded_digits_matches_transformers(model, reference, digits, speaker):
+    """Digits of six speakers, concatenated with pauses; the text and the times are those of transformers."""
     digits_spoken = "31415926"
     parts = []
     for number, digit in enumerate(digits_spoken, start=10):
         parts += [read_audio(digits / f"{digit}_{speaker}_{number}.wav", 16_000).samples, torch.zeros(6_400)]
-    text = model.transcribe(torch.cat(parts)).text
+    samples = torch.cat(parts)
+    transcript = model.transcribe(samples)
+    text = transcript.text
+    inputs = compute_features_of_samples(samples)
+    options = {"return_timestamps": True, "return_segments": True, "do_sample": False}
+    segments = reference.generate(**inputs, **options)["segments"][0]
+    ids = [id_ for segment in segments for id_ in segment["tokens"].tolist() if id_ < 50256]
+    assert text == " ".join(model.tokenizer.decode(ids).split())
+    assert [segment.start for segment in transcript.segments] == [
+        round(float(segment["start"]), 2) for segment in segments
+    ]
     print(f"\n{speaker}: spoken {' '.join(digits_spoken)}; transcript: {text}")
     names = dict(
         zip("0123456789", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], strict=True)
