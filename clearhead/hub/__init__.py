@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clearhead.hub.families import register_family
     from clearhead.hub.family import Converter, Family, Field
     from clearhead.hub.generation_settings import GenerationSettings
+    from clearhead.hub.gguf_writer import export_gguf
     from clearhead.hub.pickles import Conversion, convert_pickle
     from clearhead.hub.pipelines import Pipeline, export, load, pipeline
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
@@ -33,6 +34,6 @@ lazy(__name__)
 __all__ = [
     "BUNDLED_FOLDER", "Answer", "Conversion", "Converter", "Evaluation", "Family", "Field", "GenerationSettings",
     "Pipeline", "RecognizedSymbol", "Segment", "StreamingRecognizer", "TaggedSpan", "TokenCandidate", "Transcript",
-    "Translation", "WeightMap", "block", "cards", "convert_pickle", "encode_chat", "evaluate", "export", "load",
-    "names", "nearest_pairs", "pipeline", "register_family", "transcribe", "translate", "translations",
+    "Translation", "WeightMap", "block", "cards", "convert_pickle", "encode_chat", "evaluate", "export", "export_gguf",
+    "load", "names", "nearest_pairs", "pipeline", "register_family", "transcribe", "translate", "translations",
 ]  # fmt: skip

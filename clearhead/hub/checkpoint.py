@@ -17,8 +17,9 @@ from clearhead.errors import StorageError
 from clearhead.hub.convert import detect_family, export_third_party, load_from_reader
 from clearhead.hub.families import FAMILIES
 from clearhead.hub.family import ConfigReader
-from clearhead.hub.formats import CONFIG, GGUF, CheckpointReader, HFFolder, fetch, is_hub_name, reject_pickle
+from clearhead.hub.formats import ADAPTER, CONFIG, CheckpointReader, HFFolder, fetch, is_hub_name, reject_pickle
 from clearhead.hub.generation_settings import GenerationSettings, read_generation_settings
+from clearhead.hub.gguf_reader import GGUF
 from clearhead.hub.tokenizer_files import load_tokenizer, pooling_mode, tokenizer_files
 
 __all__ = [
@@ -41,7 +42,8 @@ __all__ = [
 def is_third_party(name: str | Path) -> bool:
     """Return whether a name refers to a third-party checkpoint: on the hub, a file, or a folder with config.json."""
     path = Path(name)
-    return is_hub_name(name) or (path.is_file() and path.suffix != ".toml") or (path / CONFIG).is_file()
+    has_config = (path / CONFIG).is_file() or (path / ADAPTER).is_file()
+    return is_hub_name(name) or (path.is_file() and path.suffix != ".toml") or has_config
 
 
 def open_checkpoint(name: str | Path) -> CheckpointReader:

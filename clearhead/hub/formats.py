@@ -1,10 +1,7 @@
-"""Checkpoint formats: a folder of safetensors, or one GGUF file.
+"""Checkpoint formats: a folder of safetensors; `gguf_reader` reads GGUF files.
 
 A `CheckpointReader` returns tensor shapes without reading data, and reads one tensor at a time, memory-mapped, to a
 device. No code from a file is run.
-
-A GGUF file (of llama.cpp) contains configuration, tokenizer and tensors. The `gguf` package reads it and dequantizes
-blocks; names and keys are converted to those of transformers, so that each family is defined once.
 
 Names on the Hugging Face hub (`hf:org/name` or `hf:org/name@revision`) refer to folders in the hub's cache, which are
 used offline if present. Only data files are downloaded, never code or pickles.
@@ -25,19 +22,20 @@ import torch
 from torch import Tensor
 
 from clearhead._core.atomic_io import read_json
-from clearhead.data.tokenizers.base import FILE_NAME, TOKENIZERS_MISSING
+from clearhead._core.validation import short_repr
+from clearhead.data.tokenizers.base import FILE_NAME
 from clearhead.data.tokenizers.library import HFTokenizer, load_hf_tokenizer
 from clearhead.data.tokenizers.sentencepiece import FILES
 from clearhead.data.tokenizers.vocabulary_files import has_vocabulary_files
 from clearhead.errors import DataError, StorageError, optional_dependency
 from clearhead.hub.bundled import HUB, full_hub_name
 from clearhead.hub.family import KeyValues
-from clearhead.hub.gguf_header import check_header
-from clearhead.hub.weight_map import Shape, WeightMap
+from clearhead.hub.weight_map import Shape
 from clearhead.models import storage
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
+ADAPTER = "adapter_config.json"  # of the library PEFT
 # Files to download from the hub.
 _HUB_PATTERNS = [
     "*.json",
@@ -86,6 +84,7 @@ class HFFolder(CheckpointReader):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _reject_adapter(path)
         self.config = read_json(path / CONFIG)
         self._file_of = self._files()
         shapes: dict[str, Shape] = {}
@@ -175,135 +174,15 @@ class HFFolder(CheckpointReader):
             yield get
 
 
-# Keys of a GGUF file, after the name of its architecture, and their names in transformers.
-_KEYS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-}
-# Redundant keys.
-_IGNORED_KEYS = ("rope.dimension_count", "attention.value_length")
-# Names of tensors, and their names in transformers.
-_NAMES = (
-    WeightMap("token_embd.*", "model.embed_tokens.*"),
-    *(WeightMap(f"blk.#.attn_{x}.*", f"model.layers.#.self_attn.{x}_proj.*") for x in "qkv"),
-    WeightMap("blk.#.attn_output.*", "model.layers.#.self_attn.o_proj.*"),
-    *(WeightMap(f"blk.#.ffn_{x}.*", f"model.layers.#.mlp.{x}_proj.*") for x in ("gate", "up", "down")),
-    WeightMap("blk.#.attn_norm.*", "model.layers.#.input_layernorm.*"),
-    WeightMap("blk.#.ffn_norm.*", "model.layers.#.post_attention_layernorm.*"),
-    WeightMap("output_norm.*", "model.norm.*"),
-    WeightMap("output.*", "lm_head.*"),
-)
-# Pre-tokenizers by name, and whether they split digits.
-_PRE_TOKENIZERS = {"default": False, "gpt-2": False, "smollm": True}
-_CONTROL = 3  # the type of a special token
-# Architectures whose files store q and k with interleaved rotary pairs (2i with 2i + 1).
-_INTERLEAVED = ("llama",)
-
-
-class GGUF(CheckpointReader):
-    """Reads a .gguf file under transformers' names."""
-
-    def __init__(self, path: Path) -> None:
-        with optional_dependency(f"{path} needs the gguf package: pip install 'clearhead[hub]'"):
-            import gguf
-        self.path = path
-        try:
-            check_header(path, {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()})
-            self._reader = gguf.GGUFReader(path, "c")  # copy-on-write: changing a parameter does not change the file
-            fields = {name: field.contents() for name, field in self._reader.fields.items()}
-        except Exception as error:  # the library raises arbitrary errors for corrupted files
-            raise StorageError(f"{path} is not a complete GGUF file ({error}): download it again") from error
-        self.fields: KeyValues = fields
-        self.architecture = fields.get("general.architecture")
-        self._tensors = {_transformers_name(tensor.name): tensor for tensor in self._reader.tensors}
-        self.config = self._config()
-        self.shapes: dict[str, Shape] = {
-            name: tuple(reversed([int(n) for n in tensor.shape])) for name, tensor in self._tensors.items()
-        }
-        self.dtypes: dict[str, torch.dtype | str] = {
-            name: torch.float16 if tensor.tensor_type.name == "F16" else torch.float32
-            for name, tensor in self._tensors.items()
-        }
-
-    def _config(self) -> KeyValues:
-        start = f"{self.architecture}."
-        config: KeyValues = {"model_type": self.architecture}
-        for name, value in self.fields.items():
-            if not name.startswith(start) or (key := name.removeprefix(start)) in _IGNORED_KEYS:
-                continue  # general. and tokenizer. do not describe the model
-            config[_KEYS.get(key, key)] = value
-        vocabulary = self.fields.get("tokenizer.ggml.tokens")
-        if vocabulary is not None:
-            config.setdefault("vocab_size", len(vocabulary))
-        config["tie_word_embeddings"] = "lm_head.weight" not in self._tensors
-        return config
-
-    def tokenizer(self) -> HFTokenizer:
-        """Return byte-level BPE from the file's tokens and merges; SentencePiece models are not supported."""
-        kind = self.fields.get("tokenizer.ggml.model")
-        pre_tokenizer = self.fields.get("tokenizer.ggml.pre", "default")
-        if kind != "gpt2" or pre_tokenizer not in _PRE_TOKENIZERS:
-            raise DataError(
-                f"{self.path} has a {kind!r} tokenizer with pre-tokenizer {pre_tokenizer!r}; expected 'gpt2' with "
-                f"one of {', '.join(_PRE_TOKENIZERS)}. Load the same model from its Hugging Face folder"
-            )
-        with optional_dependency(TOKENIZERS_MISSING):
-            from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-
-        tokens, kinds = self.fields["tokenizer.ggml.tokens"], self.fields.get("tokenizer.ggml.token_type", [])
-        merges = [tuple(merge.split(" ")) for merge in self.fields.get("tokenizer.ggml.merges", [])]
-        inner = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-        before = [pre_tokenizers.Digits(individual_digits=True)] if _PRE_TOKENIZERS[pre_tokenizer] else []
-        inner.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        inner.decoder = decoders.ByteLevel()
-        special = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
-        inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-        roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-        ids = {role: self.fields.get(f"tokenizer.ggml.{name}_token_id") for role, name in roles.items()}
-        names = {role: tokens[id_] for role, id_ in ids.items() if id_ is not None}
-        if self.fields.get("tokenizer.ggml.add_bos_token") and "bos_token" in names:
-            first = names["bos_token"]
-            inner.post_processor = processors.TemplateProcessing(
-                single=f"{first} $A", special_tokens=[(first, ids["bos_token"])]
-            )
-        return HFTokenizer(inner, names)
-
-    def generation(self) -> Mapping[str, Any]:
-        return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-
-    def template(self) -> str | None:
-        template = self.fields.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
-
-    @contextmanager
-    def reading(self, device: str | torch.device, *, mapped: bool = False) -> Iterator[Callable[[str], Tensor]]:
-        yield lambda name: self._read(name).to(device)
-
-    def _read(self, name: str) -> Tensor:
-        from gguf.quants import dequantize
-
-        stored = self._tensors[name]
-        tensor = torch.from_numpy(dequantize(stored.data, stored.tensor_type)).reshape(self.shapes[name])
-        if stored.tensor_type.name not in ("F16", "F32"):  # those stay memory-mapped
-            tensor = storage.aligned_copy(tensor)
-        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if self.architecture in _INTERLEAVED and f".{part}." in name:
-                number = self.config.get(heads) or self.config["num_attention_heads"]
-                tensor = tensor.unflatten(0, (number, -1, 2)).transpose(1, 2).reshape(tensor.shape)
-        return tensor
-
-
-def _transformers_name(name: str) -> str:
-    """Return the name of a tensor in transformers; unknown names are unchanged, and rejected later."""
-    return next((match.target[0] for row in _NAMES if (match := row.match(name, is_source=True))), name)
+def _reject_adapter(folder: Path) -> None:
+    """Raise for a folder that contains changes of another model instead of a model."""
+    if not (folder / ADAPTER).is_file() or (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+        return
+    base = read_json(folder / ADAPTER).get("base_model_name_or_path")
+    raise StorageError(
+        f"{folder} contains a PEFT adapter of {short_repr(base)}, not a model; merge it into that model with PEFT's "
+        "merge_and_unload and save the result"
+    )
 
 
 def reject_pickle(path: Path, subject: str | None = None) -> None:

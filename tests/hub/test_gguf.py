@@ -124,7 +124,7 @@ def test_load_of_unknown_architecture_raises(peer, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(StorageError, match="'falcon' model; known families"):
+    with pytest.raises(StorageError, match="'falcon' model; known architectures"):
         ch.load(path)
 
 

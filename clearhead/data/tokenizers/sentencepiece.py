@@ -53,7 +53,7 @@ def read_sentence_pieces(path: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
         lowest = min(score for _, score, _ in pieces) - 100
         by_text = {piece[0]: piece for piece in pieces}
         pieces = [by_text.get(piece, (piece, lowest, 1)) for piece in sorted(numbers, key=numbers.__getitem__)]
-    inner = _tokenizer(pieces, trainer, normalizer)
+    inner = sentence_piece_tokenizer(pieces, trainer, normalizer)
     special = [piece for piece, _, form in pieces if form == _CONTROL]
     inner.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
     inner.add_tokens([AddedToken(piece, normalized=False) for piece, _, form in pieces if form == _USER_DEFINED])
@@ -65,9 +65,17 @@ def read_sentence_pieces(path: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
     return inner, {role: name for role, name in roles.items() if inner.token_to_id(name) is not None}
 
 
-def _tokenizer(
+def sentence_piece_tokenizer(
     pieces: list[tuple[str, float, int]], trainer: Mapping[int, Any], normalizer: Mapping[int, Any]
 ) -> LibraryTokenizer:
+    """Return the tokenizer of a SentencePiece model.
+
+    Args:
+        pieces: Text, score and type of each id.
+        trainer: Fields of the trainer by number: 3 is 1 for unigrams and 2 for BPE, 35 whether bytes are pieces.
+        normalizer: Fields of the normalizer by number: 2 its table, 3 whether a space precedes a text, 4 whether
+            repeated spaces are merged.
+    """
     with optional_dependency(TOKENIZERS_MISSING):
         from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 

@@ -39,7 +39,6 @@ from clearhead.nn import (
 from clearhead.nn.modes import iter_modules
 from clearhead.nn.norms import UnitOffsetRMSNorm
 from clearhead.nn.positions import ALiBiBias, LearnedPositionEmbedding, Rotary, SinusoidalPositions, T5Bias
-from clearhead.nn.positions.rotary import LENGTH_DEPENDENT
 from clearhead.ops.activations import ClampedSwiGLU
 from clearhead.ops.fused_linear import FusedLinearSpec, apply_norm, fused_linear_decode, fused_linear_prefill
 
@@ -48,6 +47,8 @@ _SUPPORTED_MODULES = (
     *(LearnedPositionEmbedding, SinusoidalPositions, T5Bias, ALiBiBias),
     *(nn.Linear, nn.LayerNorm, nn.RMSNorm, UnitOffsetRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList),
 )
+
+_LONGEST = 1 << 40  # longer than any sequence
 
 LinearFn = Callable[..., Tensor]
 TorchNorm = nn.LayerNorm | nn.RMSNorm
@@ -87,7 +88,7 @@ def unsupported_reason(model: Decoder | EncoderDecoder) -> str | None:
     mask = decoder.config.mask
     if decoder.config.layer_masks or decoder.config.layer_rotary or decoder.config.positions_per_layer:
         return "its layers have different masks or positions"
-    if decoder.config.positions.kind == "rotary" and isinstance(decoder.config.positions.scaling, LENGTH_DEPENDENT):
+    if not decoder.config.rotates_equally(1, _LONGEST):
         return "its rotary positions depend on the length of the sequence"
     if not decoder.config.lm_head:
         return "it has no language-model head"

@@ -116,7 +116,7 @@ GRANITE = dataclasses.replace(
     | {
         "embedding_multiplier": ("embedding_multiplier", 1.0),
         "residual_multiplier": ("branch_multiplier", 1.0),
-        "attention_multiplier": Field("scores", 1.0, Scaled, lambda scores: scores.scale),
+        "attention_multiplier": Field("scores", 1.0, Scaled, lambda scores: getattr(scores, "scale", 1.0)),
         "logits_scaling": Field("logit_scale", 1.0, _inverse, _inverse),
     },
 )

@@ -134,7 +134,7 @@ class LongRopeScaling(Validated):
 
     def scales_equally(self, length: int, longer: int) -> bool:
         """Return whether sequences of both lengths have the same frequencies."""
-        return (length > self.original_max_len) == (longer > self.original_max_len)
+        return self.short == self.long or (length > self.original_max_len) == (longer > self.original_max_len)
 
 
 @dataclass(frozen=True)
