@@ -86,12 +86,22 @@ def detect_family(source: CheckpointReader) -> Family:
         raise StorageError(f"the configuration in {source.path} has no model_type; expected the name of a family")
     if not isinstance(name, str):
         raise StorageError(f"{source.path}: model_type is {short_repr(name)}; expected a string")
-    if name not in FAMILIES:
+    if quantization := source.config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise StorageError(
-            f"{source.path} is a {short_repr(name)} model; known families are: {', '.join(sorted(FAMILIES))}; add "
+            f"the parameters in {source.path} are quantized ('quantization_config' names {short_repr(method)}); "
+            "expected floating point: load the original model, or a .gguf file"
+        )
+    families = [family for family in FAMILIES.values() if family.key == name]
+    if not families:
+        names = sorted({family.key for family in FAMILIES.values()})
+        raise StorageError(
+            f"{source.path} is a {short_repr(name)} model; known families are: {', '.join(names)}; add "
             "another with clearhead.hub.register_family, as the guide 'Load and export' shows"
         )
-    return FAMILIES[name]
+    keys = ConfigReader(source.config, source.shapes)
+    variant = next((family for family in families if family.matches is not None and family.matches(keys)), None)
+    return variant or next((family for family in families if family.matches is None), families[0])
 
 
 def _match_tensors(

@@ -134,7 +134,7 @@ class Family:
     """A third-party format for one kind of model.
 
     Args:
-        name: The model_type.
+        name: Name of the family, and the model_type of its configurations.
         architecture: Class that transformers loads an export into, or a function from a configuration to it.
         kind: Type of the configuration.
         fields: Keys that rename a field: `{"n_embd": "d_model", "n_inner": ("d_ff", None)}`, the second with its
@@ -149,10 +149,12 @@ class Family:
         constants: Stored tensors that are computed: compared when loading, written when exporting.
         prefix: Prefix of names that models without a head leave out.
         aliases: Older spellings, replaced in this order.
+        model_type: The model_type, if it is not `name`, because several families share it.
+        matches: Whether a configuration with this model_type is of this family; None for all others.
     """
 
-    name: str  # model_type
-    architecture: str | Callable[[ModelConfig], str]  # the class that transformers loads an export into
+    name: str
+    architecture: str | Callable[[ModelConfig], str]
     kind: type[Config]
     fields: Fields
     rows: tuple[WeightMap, ...] | Callable[[ModelConfig], tuple[WeightMap, ...]]
@@ -165,6 +167,13 @@ class Family:
     constants: Callable[[ModelConfig, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
+    model_type: str = ""
+    matches: Callable[[ConfigReader], bool] | None = None
+
+    @property
+    def key(self) -> str:
+        """The `model_type` of configurations."""
+        return self.model_type or self.name
 
     @cached_property
     def _fields(self) -> dict[str, Field]:
@@ -196,7 +205,7 @@ class Family:
         """Return the third-party configuration, with explicit sizes."""
         config = with_explicit_sizes(config)
         architecture = self.architecture(config) if callable(self.architecture) else self.architecture
-        keys: KeyValues = {"model_type": self.name, "architectures": [architecture]}
+        keys: KeyValues = {"model_type": self.key, "architectures": [architecture]}
         keys |= {key: field.write(getattr(config, field.name)) for key, field in self._fields.items()} | self.required
         for part in self.converters:
             keys |= part.write(config)

@@ -40,6 +40,7 @@ from clearhead.models.presets import (
 from clearhead.models.speech import AudioEncoder, AudioEncoderConfig, CTCEncoder, CTCEncoderConfig, StreamingSpec
 from clearhead.models.storage import load_checkpoint, save_checkpoint
 from clearhead.models.vision import (
+    AttentionPooling,
     ClsMeanPooling,
     ClsPooling,
     DistillationPooling,
@@ -50,6 +51,7 @@ from clearhead.models.vision import (
 
 __all__ = [
     "PRESETS",
+    "AttentionPooling",
     "AudioEncoder",
     "AudioEncoderConfig",
     "Autoencoder",

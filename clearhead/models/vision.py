@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
+from clearhead._core.typed_module import Module
 from clearhead._core.validation import NonNegativeInt, PositiveInt, format_sizes, require
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.models.stack import Stack, TransformerConfig
-from clearhead.nn import PatchEmbedding
+from clearhead.nn import FeedForward, MultiHeadAttention, PatchEmbedding
 from clearhead.nn.positions import LearnedPositionEmbedding, LearnedPositions, Positions
 
 
@@ -73,7 +74,31 @@ class DistillationPooling:
         return x[:, :2].flatten(1)
 
 
-Pooling: TypeAlias = ClsPooling | MeanPooling | ClsMeanPooling | DistillationPooling
+@dataclass(frozen=True)
+class AttentionPooling:
+    """Represent the image by attention of one learned query to all patches, and a feed-forward, as in SigLIP."""
+
+    n_extra: ClassVar[int] = 0
+    n_vectors: ClassVar[int] = 1
+
+
+Pooling: TypeAlias = ClsPooling | MeanPooling | ClsMeanPooling | DistillationPooling | AttentionPooling
+
+
+class AttentionPooler(Module):
+    """h + feed_forward(norm(h)) with h = attention(probe, x, x): one vector per image."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.empty(1, config.d_model))
+        self.attention = MultiHeadAttention(config.d_model, config.n_heads)
+        self.norm = config.norm.build(config.d_model)
+        self.feed_forward = FeedForward(config.d_model, config.ff_width, config.activation)
+
+    def forward(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B M"]:
+        h = self.attention(self.probe.expand(len(x), -1, -1), x)
+        out: Tensor = h + self.feed_forward(self.norm(h))
+        return out[:, 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +176,9 @@ class VisionTransformer(Stack):
         self.registers = nn.Parameter(torch.empty(config.n_registers, M)) if config.n_registers else None
         self.head = nn.Linear(M if distilled else M * config.pooling.n_vectors, n_classes) if n_classes else None
         self.teacher_head = nn.Linear(M, n_classes) if n_classes and distilled else None
+        self.pooler = AttentionPooler(config) if isinstance(config.pooling, AttentionPooling) else None
         config.init.apply(self, config.n_layers)
-        for tokens in (self.cls, self.registers):
+        for tokens in (self.cls, self.registers, None if self.pooler is None else self.pooler.probe):
             if tokens is not None:
                 nn.init.normal_(tokens, std=0.02)
 
@@ -168,7 +194,7 @@ class VisionTransformer(Stack):
             x = torch.cat((x[:, :first], self.registers.expand(len(x), -1, -1), x[:, first:]), dim=1)
         x = self.run_blocks(x)
         x = torch.cat((x[:, :first], x[:, first + n :]), dim=1) if n else x
-        pooled = self.config.pooling.pool(x)
+        pooled = self.pool(x)
         if self.head is None:
             return pooled
         if self.teacher_head is None:
@@ -177,6 +203,14 @@ class VisionTransformer(Stack):
         cls, distillation = pooled.chunk(2, dim=-1)
         logit_sum: Tensor = self.head(cls) + self.teacher_head(distillation)
         return logit_sum / 2
+
+    def pool(self, x: Float[Tensor, "B T M"]) -> Float[Tensor, "B features"]:
+        """Return the vector of each image from the output of the blocks."""
+        pooling = self.config.pooling
+        if isinstance(pooling, AttentionPooling):
+            assert self.pooler is not None
+            return self.pooler(x)
+        return pooling.pool(x)
 
     def resized(self, image_size: tuple[int, int]) -> VisionTransformer:
         """Return a copy for another image size (height, width), with interpolated learned positions."""

@@ -56,6 +56,12 @@ def test_load_without_parameters_raises(llama):
     assert_load_raises(llama, "no parameters", "model.safetensors")
 
 
+def test_load_peft_adapter_raises(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base", "r": 8}))
+    save_file({"base_model.model.lora_A.weight": torch.zeros(2, 2)}, tmp_path / "adapter_model.safetensors")
+    assert_load_raises(tmp_path, "PEFT adapter of 'org/base'", "merge_and_unload")
+
+
 def test_load_missing_shard_raises(llama):
     sharded(llama)
     (llama / "b.safetensors").unlink()
@@ -113,6 +119,7 @@ def test_load_truncated_file_raises(llama):
         ({"model_type": {"name": "llama"}}, ("model_type is {'name': 'llama'}", "expected a string")),
         ({"residual_multiplier": 2.0}, ("'residual_multiplier'", "2.0")),
         ({"quantization_config": {"bits": 4}}, ("'quantization_config'",)),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, ("quantized", "'mxfp4'", ".gguf")),
         ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'", "'silu'")),
         ({"hidden_size": None}, ("no 'hidden_size'",)),
         ({"hidden_size": "24"}, ("d_model", "'24'")),

@@ -90,6 +90,7 @@ def _name_in_memory(name, expected):
         "attention.output.dense": "attention.o_proj",
         "intermediate.dense": "mlp.fc1",
         "output.dense": "mlp.fc2",
+        "vit.": "",  # absent without a head
     }.items():
         if name not in expected:
             name = name.replace(old, new)

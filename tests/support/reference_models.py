@@ -102,7 +102,10 @@ class Peer:
         import transformers
 
         kind = getattr(transformers, self.model)
-        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True, **self.options)
+        options = self.options
+        if "attn_implementation" in self.sizes:
+            options = options | {"attn_implementation": self.sizes["attn_implementation"]}
+        model, report = kind.from_pretrained(folder, dtype=torch.float64, output_loading_info=True, **options)
         assert not any(report.values()), report
         return model.eval()
 
@@ -296,6 +299,24 @@ class Towers(Peer):
         return T
 
 
+class PooledTowers(Towers):
+    """SigLIP: an image is pooled by attention."""
+
+    def weights(self, model: nn.Module, ids: Tensor, images: Tensor) -> dict[str, Tensor]:
+        pooling, inputs = model.vision_model.head.attention, []
+        handle = pooling.register_forward_pre_hook(lambda _module, args: inputs.append(args))
+        weights = super().weights(model, ids, images)
+        handle.remove()
+        return weights | {"image.pooler.attention": pooling(*inputs[-1], average_attn_weights=False)[1]}
+
+
+class FirstToken(Peer):
+    """A vision model without a classifier, whose output is its first token."""
+
+    def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        return model(inputs).last_hidden_state[:, 0]
+
+
 class WhisperPeer(TwoSided):
     """Whisper: transformers takes frames as (B, features, frames), clearhead as (B, frames, features)."""
 
@@ -316,8 +337,30 @@ class WhisperPeer(TwoSided):
         return super().weights(model, source.transpose(1, 2), target)
 
 
+@dataclass(frozen=True)
 class T5Peer(TwoSided):
     """T5, with norms that compute in the model's dtype instead of float32."""
+
+    has_decoder: bool = True
+
+    def example(self) -> tuple[Tensor, ...]:
+        return super().example() if self.has_decoder else super().example()[:1]
+
+    def run(self, model: nn.Module, source: Tensor, *target: Tensor) -> Any:
+        return super().run(model, source, *target) if target else Peer.run(self, model, source)
+
+    def padded(self, model: nn.Module, source: Tensor, *target: Tensor, is_token: tuple[Tensor, ...]) -> Tensor:
+        padded = super().padded if target else partial(Peer.padded, self)
+        return padded(model, source, *target, is_token=is_token)
+
+    def weights(self, model: nn.Module, source: Tensor, *target: Tensor) -> dict[str, Tensor]:
+        if target:
+            return super().weights(model, source, *target)
+        model.get_encoder().set_attn_implementation("eager")
+        return Peer.weights(self, model, source)
+
+    def tokens(self) -> Any:
+        return super().tokens() if self.has_decoder else Peer.tokens(self)
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -331,7 +374,7 @@ class T5Peer(TwoSided):
 
     def _exact(self, model: nn.Module) -> nn.Module:
         for part in model.modules():
-            if type(part).__name__ == "T5LayerNorm":
+            if type(part).__name__.endswith("T5LayerNorm"):
                 norm = {"weight": part.weight, "eps": part.variance_epsilon, "normalized_shape": part.weight.shape}
                 part.forward = partial(torch.nn.functional.rms_norm, **norm)
         return model

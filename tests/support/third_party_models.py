@@ -13,12 +13,14 @@ from tests.support.reference_models import (
     Dino,
     Eager,
     F,
+    FirstToken,
     H,
     L,
     M,
     MixtralPeer,
     OneBlock,
     Peer,
+    PooledTowers,
     T5Peer,
     Timm,
     Towers,
@@ -96,6 +98,7 @@ T5 = {
     "relative_attention_num_buckets": 6,
     "relative_attention_max_distance": 8,
 }
+UMT5 = T5 | {"attn_implementation": "eager"}  # the others are not causal without a mask
 CLIP = {
     "text_config": {
         **{key: LLAMA[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
@@ -114,6 +117,10 @@ CLIP = {
         "num_channels": 2,
     },
     "projection_dim": 7,
+}
+SIGLIP = {
+    "text_config": CLIP["text_config"] | {"projection_size": 20},
+    "vision_config": CLIP["vision_config"],
 }
 DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {
     "image_size": 9,
@@ -274,7 +281,33 @@ PEERS: dict[str, Peer] = {
         T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
         words,
     ),
+    "mt5": T5Peer("MT5ForConditionalGeneration", "MT5Config", T5, words),
+    "umt5": T5Peer("UMT5ForConditionalGeneration", "UMT5Config", UMT5, words),
+    "t5_encoder": T5Peer("T5EncoderModel", "T5Config", T5, words, output="last_hidden_state", has_decoder=False),
+    "mt5_encoder": T5Peer("MT5EncoderModel", "MT5Config", T5, words, output="last_hidden_state", has_decoder=False),
+    "umt5_encoder": T5Peer(
+        "UMT5EncoderModel",
+        "UMT5Config",
+        UMT5,
+        words,
+        output="last_hidden_state",
+        has_decoder=False,
+    ),
+    "mbart": TwoSided("MBartForConditionalGeneration", "MBartConfig", BART | {"scale_embedding": True}, words),
+    "m2m_100": TwoSided("M2M100ForConditionalGeneration", "M2M100Config", BART, words, in_float32=True),
+    "m2m_100 unscaled": TwoSided(
+        "M2M100ForConditionalGeneration",
+        "M2M100Config",
+        BART | {"scale_embedding": False, "activation_function": "gelu"},
+        words,
+        in_float32=True,
+    ),
+    "clip_text_model": Peer("CLIPTextModel", "CLIPTextConfig", CLIP["text_config"], words, output="last_hidden_state"),
+    "clip_vision_model": Peer(
+        "CLIPVisionModel", "CLIPVisionConfig", CLIP["vision_config"], squares, output="pooler_output"
+    ),
     "vit": Peer("ViTForImageClassification", "ViTConfig", VIT, images),
+    "vit bare": FirstToken("ViTModel", "ViTConfig", VIT, images, options={"add_pooling_layer": False}),
     "deit": Peer("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, images),
     "dinov2": Dino("Dinov2ForImageClassification", "Dinov2Config", DINO, squares),
     "dinov2 bare": Dino(
@@ -291,6 +324,15 @@ PEERS: dict[str, Peer] = {
         squares,
     ),
     "clip": Towers("CLIPModel", "CLIPConfig", CLIP, ids_with_end, output="logits_per_image"),
+    "siglip": PooledTowers("SiglipModel", "SiglipConfig", SIGLIP, words, output="logits_per_image"),
+    "siglip narrow": PooledTowers(
+        "SiglipModel",
+        "SiglipConfig",
+        {"text_config": SIGLIP["text_config"] | {"hidden_act": "gelu", "layer_norm_eps": 1e-3}}
+        | {"vision_config": SIGLIP["vision_config"] | {"num_attention_heads": 5}},
+        words,
+        output="logits_per_image",
+    ),
     "clip largest": Towers(
         "CLIPModel",
         "CLIPConfig",

@@ -62,9 +62,12 @@ def _run_masked(model: nn.Module, batch: CallInputs) -> object:
 
 
 def _run_dual(model: models.DualEncoder, batch: CallInputs) -> Tensor:
-    """Return the factors of the logits, because the logits themselves mix the rows of a batch."""
+    """Return the factors and the bias of the logits, because the logits themselves mix the rows of a batch."""
     texts = model.logit_scale.exp() * model.embed_texts(batch.x)
-    return torch.cat((texts, model.embed_images(batch.required_source)), dim=-1)
+    parts = [texts, model.embed_images(batch.required_source)]
+    if model.logit_bias is not None:
+        parts.append(model.logit_bias.expand(len(texts), 1))
+    return torch.cat(parts, dim=-1)
 
 
 def _max_len(config: Any) -> int | None:

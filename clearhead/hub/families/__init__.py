@@ -8,13 +8,14 @@ from __future__ import annotations
 from clearhead.errors import DtypeError, StorageError
 from clearhead.hub.families.decoders import DECODERS
 from clearhead.hub.families.dense import DENSE
+from clearhead.hub.families.dual_encoders import DUAL_ENCODERS
 from clearhead.hub.families.encoder_decoders import ENCODER_DECODERS
 from clearhead.hub.families.encoders import ENCODERS
 from clearhead.hub.families.experts import EXPERTS
 from clearhead.hub.families.vision import VISION
 from clearhead.hub.family import Family
 
-_ALL = (*DECODERS, *DENSE, *EXPERTS, *ENCODERS, *ENCODER_DECODERS, *VISION)
+_ALL = (*DECODERS, *DENSE, *EXPERTS, *ENCODERS, *ENCODER_DECODERS, *VISION, *DUAL_ENCODERS)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
 

@@ -3,7 +3,9 @@
 - BART (Lewis et al., 2020) and Marian (Junczys-Dowmunt et al., 2018): post-norm, one vocabulary.
 - Pegasus (Zhang et al., 2020): as Marian, with pre-norm.
 - Whisper (Radford et al., 2022): an audio encoder with sinusoidal positions and a text decoder.
-- T5 (Raffel et al., 2020), 1.0 and 1.1: relative position bias, RMS norms, no other biases.
+- mBART (Liu et al., 2020): BART with pre-norm. M2M100 (Fan et al., 2021) and NLLB (2022): Marian with pre-norm.
+- T5 (Raffel et al., 2020), 1.0 and 1.1, and mT5 (Xue et al., 2021): relative position bias, RMS norms, no other biases.
+  umT5 (Chung et al., 2023) has a position bias per layer. Encoders without a decoder are separate families.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from clearhead.errors import StorageError
 from clearhead.hub.families.common import ACTIVATIONS, activation, eps, learned
 from clearhead.hub.family import ConfigReader, Converter, Family, Field, KeyValues
 from clearhead.hub.weight_map import SQUEEZE, WeightMap, block
-from clearhead.models import EncoderDecoderConfig
+from clearhead.models import EncoderConfig, EncoderDecoderConfig
 from clearhead.nn import Biases, GeGLU, LayerNorm, PostNorm, PreNorm, RMSNorm, SwiGLU
 from clearhead.nn.positions import RelativeBias, Sinusoidal
 
@@ -120,27 +122,70 @@ def _split_sinusoids(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[s
     return {f"model.{stack}.embed_positions.weight": table.clone() for stack in ("encoder", "decoder")}
 
 
+_FINAL_NORMS = tuple(WeightMap(f"model.{stack}.layer_norm.*", f"{stack}.norm.*") for stack in ("encoder", "decoder"))
 PEGASUS = dataclasses.replace(
     MARIAN,
     name="pegasus",
     architecture="PegasusForConditionalGeneration",
     defaults=MARIAN.defaults | {"residual": PreNorm()},
     converters=(_SIZES, Converter(partial(_read, is_bart=False, is_pre_norm=True))),
-    rows=(*(WeightMap(f"model.{stack}.layer_norm.*", f"{stack}.norm.*") for stack in ("encoder", "decoder")), *_ROWS),
+    rows=(*_FINAL_NORMS, *_ROWS),
     ignored_keys=(*_IGNORED_KEYS, "force_bos_token_to_be_generated"),
     ignored_tensors=BART.ignored_tensors,
     constants=_split_sinusoids,
 )
 
+MBART = dataclasses.replace(
+    BART,
+    name="mbart",
+    architecture="MBartForConditionalGeneration",
+    defaults=BART.defaults | {"residual": PreNorm()},
+    converters=(
+        *(_SIZES, learned("max_position_embeddings", skipped=2)),
+        Converter(partial(_read, is_bart=True, is_pre_norm=True)),
+    ),
+    rows=(*_FINAL_NORMS, *_ROWS),
+)
+
 _MAX_WAVELENGTH_RATIO = 10_000  # of the last sinusoid to the first
 
 
-def _read_whisper(keys: ConfigReader) -> KeyValues:
+def _tensor2tensor_base(keys: ConfigReader) -> float:
+    """Return the base of sinusoids whose exponents are divided by n − 1 instead of n = d_model / 2."""
     n = keys("d_model") // 2
     if n < 2:
         raise StorageError(f"d_model is {keys('d_model')}, too narrow for two sinusoids; expected at least 4")
-    # Whisper divides the exponents by n - 1, clearhead by n.
-    return {"encoder_positions": Sinusoidal(base=_MAX_WAVELENGTH_RATIO ** (n / (n - 1)), layout="split")}
+    base: float = _MAX_WAVELENGTH_RATIO ** (n / (n - 1))
+    return base
+
+
+def _read_m2m100(keys: ConfigReader) -> KeyValues:
+    """Return the positions, which start after the id of padding."""
+    first = keys("pad_token_id", 1) + 1
+    return {"positions": Sinusoidal(base=_tensor2tensor_base(keys), layout="split", first=first)}
+
+
+def _write_m2m100(config: EncoderDecoderConfig) -> KeyValues:
+    return {"pad_token_id": config.positions.first - 1 if isinstance(config.positions, Sinusoidal) else 1}
+
+
+M2M100 = dataclasses.replace(
+    BART,
+    name="m2m_100",
+    architecture="M2M100ForConditionalGeneration",
+    fields=BART.fields | {"activation_function": activation("relu"), "scale_embedding": ("scaled_embedding", True)},
+    defaults=BART.defaults | {"residual": PreNorm(), "embedding_norm": False},
+    converters=(
+        *(_SIZES, Converter(_read_m2m100, _write_m2m100)),
+        Converter(partial(_read, is_bart=False, is_pre_norm=True)),
+    ),
+    rows=(*_FINAL_NORMS, *_ROWS),
+    ignored_tensors=(*BART.ignored_tensors, "model.*.embed_positions.weights"),  # sinusoids are computed
+)
+
+
+def _read_whisper(keys: ConfigReader) -> KeyValues:
+    return {"encoder_positions": Sinusoidal(base=_tensor2tensor_base(keys), layout="split")}
 
 
 def _sinusoids(config: EncoderDecoderConfig, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -171,7 +216,7 @@ WHISPER = Family(
     ),
     rows=(
         WeightMap("model.decoder.embed_tokens.weight", "decoder.embedding.weight"),
-        *(WeightMap(f"model.{stack}.layer_norm.*", f"{stack}.norm.*") for stack in ("encoder", "decoder")),
+        *_FINAL_NORMS,
         *(WeightMap(f"model.encoder.conv{i}.*", f"encoder.embedding.conv{i}.*") for i in (1, 2)),
         *_ROWS,
     ),
@@ -212,7 +257,7 @@ def _write_t5(config: EncoderDecoderConfig) -> KeyValues:
     }
 
 
-def _rows_t5(config: EncoderDecoderConfig) -> tuple[WeightMap, ...]:
+def _rows_t5(config: EncoderDecoderConfig | EncoderConfig) -> tuple[WeightMap, ...]:
     rows = [WeightMap("shared.weight", "encoder.embedding.weight"), WeightMap("lm_head.weight", "decoder.head.weight")]
     up = {"gate": "wi_0", "up": "wi_1"} if config.activation.gated else {"up": "wi"}
     attention = {x: f"0.SelfAttention.{x}" for x in "qkvo"} | {"norm1": "0.layer_norm"}
@@ -220,9 +265,10 @@ def _rows_t5(config: EncoderDecoderConfig) -> tuple[WeightMap, ...]:
     for stack, parts, last in (("encoder", attention, 1), ("decoder", attention | cross, 2)):
         inner = {part: f"{last}.DenseReluDense.{name}" for part, name in (up | {"down": "wo"}).items()}
         parts = parts | inner | {"norm2": f"{last}.layer_norm"}
-        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        table = "layer.0.SelfAttention.relative_attention_bias.weight"
         rows += [
-            WeightMap(table, f"{stack}.positions.weight"),
+            WeightMap(f"{stack}.block.#.{table}", f"{stack}.layer_positions.#.weight"),
+            WeightMap(f"{stack}.block.0.{table}", f"{stack}.positions.weight"),
             WeightMap(f"{stack}.final_layer_norm.weight", f"{stack}.norm.weight"),
         ]
         rows += block(f"{stack}.block.#.layer", target=f"{stack}.blocks.#", **parts)
@@ -257,4 +303,83 @@ T5 = Family(
     ),
 )
 
-ENCODER_DECODERS = (BART, MARIAN, PEGASUS, T5, WHISPER)
+UMT5 = dataclasses.replace(
+    T5,
+    name="umt5",
+    architecture="UMT5ForConditionalGeneration",
+    defaults=T5.defaults | {"positions_per_layer": True},
+)
+
+
+def _read_mt5(keys: ConfigReader) -> KeyValues:
+    """Return the fields of T5 without scaled logits; the output matrix is tied unless it is stored."""
+    return _read_t5(keys) | {"tie_embeddings": "lm_head.weight" not in keys.shapes, "logit_scale": 1.0}
+
+
+MT5 = dataclasses.replace(
+    T5,
+    name="mt5",
+    architecture="MT5ForConditionalGeneration",
+    fields=T5.fields | {"feed_forward_proj": Field("activation", "gated-gelu", choices=_ACTIVATIONS)},
+    converters=(Converter(_read_mt5, _write_t5),),
+)
+
+
+def _read_t5_encoder(keys: ConfigReader) -> KeyValues:
+    positions = RelativeBias(n_buckets=keys(_BUCKETS, 32), max_distance=keys(_DISTANCE, 128))
+    rate = keys("dropout_rate", 0.1)
+    return {"positions": positions, "attention_dropout": rate, "feed_forward_dropout": rate}
+
+
+def _write_t5_encoder(config: EncoderConfig) -> KeyValues:
+    if not isinstance(config.positions, RelativeBias):
+        raise StorageError(f"positions are {config.positions}; expected RelativeBias")
+    return {_BUCKETS: config.positions.n_buckets, _DISTANCE: config.positions.max_distance, "is_encoder_decoder": False}
+
+
+def _without_encoder_prefix(name: str) -> str:
+    return name.removeprefix("encoder.")
+
+
+def _rows_t5_encoder(config: EncoderConfig) -> tuple[WeightMap, ...]:
+    rows = _rows_t5(config)
+    is_encoder = [all(name.startswith("encoder.") for name in row.target) for row in rows]
+    return tuple(
+        WeightMap(row.source, tuple(map(_without_encoder_prefix, row.target)), row.transforms)
+        for row, fits in zip(rows, is_encoder, strict=True)
+        if fits
+    )
+
+
+def _has_no_decoder(keys: ConfigReader) -> bool:
+    return bool(keys.shapes) and not any(name.startswith("decoder.") for name in keys.shapes)
+
+
+def _encoder_of(family: Family) -> Family:
+    """Return the family of the encoders of T5 or a variant."""
+    prefix = str(family.architecture).removesuffix("ForConditionalGeneration")
+    defaults = {name: value for name, value in family.defaults.items() if name != "share_embeddings"}
+    return dataclasses.replace(
+        family,
+        name=f"{family.name}_encoder",
+        model_type=family.name,
+        matches=_has_no_decoder,
+        architecture=f"{prefix}EncoderModel",
+        kind=EncoderConfig,
+        fields=family.fields | {"num_layers": "n_layers"},
+        required={},
+        defaults=defaults,
+        converters=(Converter(_read_t5_encoder, _write_t5_encoder),),
+        rows=_rows_t5_encoder,
+        # Of the decoder.
+        ignored_keys=(*family.ignored_keys, "is_encoder_decoder", "num_decoder_layers", "scale_decoder_*", "tie_w*"),
+        ignored_tensors=("encoder.embed_tokens.weight",),
+    )
+
+
+T5_ENCODER, MT5_ENCODER, UMT5_ENCODER = (_encoder_of(family) for family in (T5, MT5, UMT5))
+
+ENCODER_DECODERS = (
+    *(BART, MARIAN, PEGASUS, MBART, M2M100, T5, MT5, UMT5, WHISPER),
+    *(T5_ENCODER, MT5_ENCODER, UMT5_ENCODER),
+)

@@ -5,7 +5,6 @@
   is stored as ViT.
 - DINOv2 (Oquab et al., 2023): layer scale, with or without registers and a classifier. Its mask token is used in
   pretraining only and is not loaded.
-- CLIP (Radford et al., 2021): a causal text encoder and a vision Transformer with a shared embedding space.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import partial
-from typing import Any
 
 from clearhead._core.validation import short_repr
-from clearhead.config import Config
 from clearhead.errors import StorageError
-from clearhead.hub.families.common import activation, classes, eps, labels, learned
+from clearhead.hub.families.common import activation, classes, eps, labels
 from clearhead.hub.family import ConfigReader, Converter, Family, Field, Fields, KeyValues
-from clearhead.hub.weight_map import CONCAT, SPLIT, SQUEEZE, UNSQUEEZE, WeightMap, block, conv_to_linear
-from clearhead.masks import causal
+from clearhead.hub.weight_map import CONCAT, SPLIT, SQUEEZE, WeightMap, block, conv_to_linear
 from clearhead.models import (
     ClsMeanPooling,
     ClsPooling,
     DistillationPooling,
-    DualEncoderConfig,
-    EncoderConfig,
     MeanPooling,
     VisionConfig,
 )
@@ -75,14 +69,21 @@ _FIELDS: Fields = {
     "attention_probs_dropout_prob": ("attention_dropout", 0.0),
 }
 
+
+def _read_classes(keys: ConfigReader) -> KeyValues:
+    """Return the number of classes; without a classifier, the output is the [CLS] token."""
+    n = classes(keys)
+    return {"n_classes": n if any("classifier." in name for name in keys.shapes) else 0}
+
+
 VIT = Family(
     name="vit",
-    architecture="ViTForImageClassification",
+    architecture=lambda config: "ViTForImageClassification" if config.n_classes else "ViTModel",
     kind=VisionConfig,
     fields=_FIELDS | {"intermediate_size": "d_ff", "hidden_act": activation("gelu")},
     required={"qkv_bias": True},
     rows=partial(_rows, name="vit"),
-    converters=(Converter(lambda keys: {"n_classes": classes(keys)}, lambda config: labels(config.n_classes)),),
+    converters=(Converter(_read_classes, lambda config: labels(config.n_classes)),),
     ignored_keys=("encoder_stride", "pooler_act", "pooler_output_size", "num_labels"),
     ignored_tensors=("vit.pooler.*",),  # present without a classifier
     prefix="vit.",
@@ -279,110 +280,4 @@ TIMM_VIT = Family(
 )
 
 
-def _tower(name: str, kind: type[Config], defaults: KeyValues, *converters: Converter, **fields: Any) -> Family:
-    """Return the family of one encoder of CLIP, with a nested configuration; missing keys default to the first CLIP."""
-    shared: Fields = {
-        "num_hidden_layers": ("n_layers", 12),
-        "hidden_act": activation("quick_gelu"),
-        "layer_norm_eps": eps(LayerNorm, 1e-5),
-        "attention_dropout": ("attention_dropout", 0.0),
-    }
-    ignored_keys = (
-        *("dropout", "initializer_factor", "projection_dim"),
-        # Older versions of transformers wrote these into every nested configuration.
-        *("add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size", "is_decoder"),
-        *("is_encoder_decoder", "tf_legacy_loss", "tie_*", "tokenizer_class"),
-    )
-    return Family(
-        name=name,
-        architecture="",
-        kind=kind,
-        rows=(),
-        fields=shared | fields,
-        defaults=defaults,
-        converters=converters,
-        ignored_keys=ignored_keys,
-    )
-
-
-_TEXT = _tower(
-    "clip_text_model",
-    EncoderConfig,
-    {"mask": causal()},
-    learned("max_position_embeddings", 77),
-    max_position_embeddings=("max_len", 77),
-    vocab_size=("vocab_size", 49408),
-    hidden_size=("d_model", 512),
-    intermediate_size=("d_ff", 2048),
-    num_attention_heads=("n_heads", 8),
-)
-_IMAGE = _tower(
-    "clip_vision_model",
-    VisionConfig,
-    {"n_classes": 0, "embedding_norm": True, "patch_bias": False},
-    image_size=Field("image_size", 224, lambda side: (side, side), lambda sides: sides[0]),
-    patch_size=("patch_size", 32),
-    num_channels=("n_channels", 3),
-    hidden_size=("d_model", 768),
-    intermediate_size=("d_ff", 3072),
-    num_attention_heads=("n_heads", 12),
-)
-
-
-def _read_clip(keys: ConfigReader) -> KeyValues:
-    pairs = [(keys(f"{tower}_config", None), keys(f"{tower}_config_dict", None)) for tower in ("text", "vision")]
-    # If both keys are present, transformers uses *_config_dict.
-    text, image = (ConfigReader(config_dict or config or {}) for config, config_dict in pairs)
-    eos = text("eos_token_id", 49407)
-    # The first release has a wrong eos_token_id of 2; transformers then uses the largest id of the text.
-    return {"text": _TEXT.config(text), "image": _IMAGE.config(image), "eos": None if eos == 2 else eos}
-
-
-def _write_clip(config: DualEncoderConfig) -> KeyValues:
-    text = _TEXT.keys(config.text) | {"eos_token_id": 2 if config.eos is None else config.eos}
-    return {"text_config": text, "vision_config": _IMAGE.keys(config.image)}
-
-
-def _tower_rows(target: str, source: str, last: str) -> tuple[WeightMap, ...]:
-    """Return the weight maps of one encoder; `last` is the name of its final norm."""
-    attention = {x: f"self_attn.{x}_proj" for x in "qkv"} | {"o": "self_attn.out_proj"}
-    feed_forward = {"up": "mlp.fc1", "down": "mlp.fc2", "norm1": "layer_norm1", "norm2": "layer_norm2"}
-    return (
-        *block(f"{source}.encoder.layers.#", target=f"{target}.blocks.#", **attention, **feed_forward),
-        WeightMap(f"{source}.embeddings.position_embedding.weight", f"{target}.positions.weight"),
-        WeightMap(f"{source}.{last}.*", f"{target}.norm.*"),
-    )
-
-
-def _rows_clip(config: DualEncoderConfig) -> tuple[WeightMap, ...]:
-    patches = "vision_model.embeddings.patch_embedding.weight"
-    to_linear = (conv_to_linear(config.image.n_channels),)
-    return (
-        *_tower_rows("text", "text_model", "final_layer_norm"),
-        *_tower_rows("image", "vision_model", "post_layernorm"),
-        WeightMap("text_model.embeddings.token_embedding.weight", "text.embedding.weight"),
-        WeightMap(patches, "image.embedding.projection.weight", to_linear),
-        WeightMap("vision_model.embeddings.class_embedding", "image.cls", (UNSQUEEZE,)),
-        WeightMap("vision_model.pre_layrnorm.*", "image.embedding_norm.*"),
-        WeightMap("text_projection.weight", "text_proj.weight"),
-        WeightMap("visual_projection.weight", "image_proj.weight"),
-        WeightMap("logit_scale", "logit_scale"),
-    )
-
-
-CLIP = Family(
-    name="clip",
-    architecture="CLIPModel",
-    kind=DualEncoderConfig,
-    fields={"projection_dim": ("d_shared", 512)},
-    converters=(Converter(_read_clip, _write_clip),),
-    rows=_rows_clip,
-    ignored_keys=("initializer_factor", "logit_scale_init_value", "tie_word_embeddings"),  # initial values of training
-    # Indices 0, 1, 2, …
-    ignored_tensors=(
-        "text_model.embeddings.position_ids",
-        "vision_model.embeddings.position_ids",
-    ),
-)
-
-VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS, CLIP)
+VISION = (VIT, DEIT, TIMM_VIT, DINOV2, DINOV2_REGISTERS)
