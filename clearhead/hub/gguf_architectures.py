@@ -9,11 +9,11 @@ Names of tensors come from the `gguf` package's own tables. Differences of layou
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 
 from clearhead._core.validation import short_repr
@@ -250,7 +250,11 @@ def _rope_scaling(rope: KeyValues, factors: Mapping[str, list[float]], config: K
 
 def shortest_decimals(value: Any) -> Any:
     """Return a float32 as the number with the fewest digits that is stored as it: 1e-6 for 9.99999997e-7."""
-    return float(str(numpy.float32(value))) if isinstance(value, float) else value
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    stored = struct.pack("f", value)
+    texts = (f"{value:.{digits}g}" for digits in range(1, 9))
+    return next((float(text) for text in texts if struct.pack("f", float(text)) == stored), value)
 
 
 def write_rope_scaling(rope: Mapping[str, Any]) -> KeyValues:

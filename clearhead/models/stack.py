@@ -190,6 +190,8 @@ class Stack(Module):
             self.positions = positions.build(width)
         elif positions.kind == "bias" and options.positions_per_layer:
             self.layer_positions = nn.ModuleList(positions.build(config.n_heads) for _ in range(n_layers))
+        elif positions.kind == "content":
+            self.positions = positions.build(config.d_model)
         elif positions.kind == "bias":
             self.positions = positions.build(config.n_heads)
         relative = options.relative_positions

@@ -30,7 +30,7 @@ from clearhead.config import Config, Validated
 from clearhead.errors import ConfigError, MaskError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.nn.kv_cache import KVCache
-from clearhead.nn.positions import Rotary
+from clearhead.nn.positions import ContentBias, Rotary
 
 
 @runtime_checkable
@@ -199,7 +199,7 @@ class MultiHeadAttention(Module):
         value: Float[Tensor, "*B S Mv"] | None = None,
         *,
         mask: Mask | None = None,
-        bias: Float[Tensor, "..."] | None = None,
+        bias: Float[Tensor, "..."] | ContentBias | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "*B T M"]:
         """Apply attention to `query`.
@@ -212,7 +212,7 @@ class MultiHeadAttention(Module):
             key: Inputs of the keys, (B, S, d_key). Default: `query` (self-attention).
             value: Inputs of the values, (B, S, d_value). Default: `key`.
             mask: Pairs that may attend.
-            bias: Added to the scores; broadcasts to (B, H, T, S).
+            bias: Added to the scores; broadcasts to (B, H, T, S). A `ContentBias` is computed from queries and keys.
             cache: Cache of this layer, usually `cache[layer]["self"]`.
 
         Returns:
@@ -226,6 +226,8 @@ class MultiHeadAttention(Module):
             start = None if query_offset is None or cache is None else query_offset + cache.n_evicted
             q = self._queries(query, start)  # (B, H, T, D)
             k, v = self._keys_values(query, key, value, start, cache)  # (B, K, S, D)
+            if isinstance(bias, ContentBias):
+                bias = bias.scores(self, q, k)
             needs_grad = q.requires_grad or (bias is not None and bias.requires_grad)
             if query_offset is not None and needs_grad and not k.requires_grad and torch.is_grad_enabled():
                 # Backward needs them unchanged, and later calls write to the same buffer.

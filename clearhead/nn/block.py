@@ -21,7 +21,7 @@ from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.latent_attention import Latent, MultiHeadLatentAttention
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
 from clearhead.nn.norms import LayerNorm, Norm
-from clearhead.nn.positions import Rotary
+from clearhead.nn.positions import ContentBias, Rotary
 from clearhead.nn.residual import Parallel, PreNorm, Residual, SandwichNorm, TensorFunction
 from clearhead.ops.activations import GELU, Activation
 
@@ -138,7 +138,7 @@ class Block(Module):
         x: Float[Tensor, "B T M"],
         *,
         mask: Mask | None = None,
-        bias: Float[Tensor, "..."] | None = None,
+        bias: Float[Tensor, "..."] | ContentBias | None = None,
         memory: Float[Tensor, "B S M"] | None = None,
         memory_mask: Mask | None = None,
         cache: KVCache | None = None,

@@ -10,6 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead.errors import StorageError
+from tests.support.gguf_layout import interleaved
 from tests.support.reference_models import B, D, F, H, L, T, V
 
 gguf = pytest.importorskip("gguf", reason="gguf, which reads such files, is not installed")
@@ -31,12 +32,6 @@ NAMES = {
     "input_layernorm": "attn_norm",
     "model.layers.": "blk.",
 }
-
-
-def interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp's order of q and k: the pairs of a rotation side by side."""
-    shape = weights.shape
-    return weights.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
 def write(path, model, config, kind, add_text=lambda writer: None):

@@ -20,7 +20,7 @@ from clearhead.hub.gguf_writer import write_gguf
 from clearhead.models import DecoderConfig
 from clearhead.nn import RMSNorm, SwiGLU
 from clearhead.nn.positions import ALiBi, Llama3Scaling, LongRopeScaling, NoPE, Rotary
-from tests.hub.test_gguf import interleaved
+from tests.support.gguf_layout import interleaved
 from tests.support.third_party_models import PEERS
 
 gguf = pytest.importorskip("gguf", reason="gguf, which reads such files, is not installed")

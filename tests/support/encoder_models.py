@@ -40,6 +40,15 @@ BERT = {
 ROBERTA = BERT | {"type_vocab_size": 1, "max_position_embeddings": MAX_LEN + 2, "layer_norm_eps": 1e-5}
 ELECTRA = BERT | {"embedding_size": 14}
 MPNET = {key: value for key, value in ROBERTA.items() if key != "type_vocab_size"}
+DEBERTA = BERT | {
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "position_buckets": 6,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+}
 DISTILBERT = {
     "vocab_size": V,
     "max_position_embeddings": MAX_LEN,
@@ -59,6 +68,17 @@ ENCODERS: dict[str, Peer] = {
     "distilbert": Peer("DistilBertModel", "DistilBertConfig", DISTILBERT | {"activation": "relu"}, **TOKENS),
     "distilbert classes": Peer(
         "DistilBertForSequenceClassification", "DistilBertConfig", DISTILBERT | {"num_labels": 5}, **CLASSES
+    ),
+    "deberta-v2": Peer("DebertaV2Model", "DebertaV2Config", DEBERTA, **TOKENS, in_float32=True),
+    "deberta-v2 classes": Peer(
+        "DebertaV2ForSequenceClassification",
+        "DebertaV2Config",
+        DEBERTA | {"num_labels": 5, "type_vocab_size": 3, "max_relative_positions": 9, "hidden_act": "relu"},
+        **CLASSES,
+        in_float32=True,
+    ),
+    "deberta-v2 masked": Peer(
+        "DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA | {"position_buckets": 3}, **MASKED, in_float32=True
     ),
     "mpnet": Peer("MPNetModel", "MPNetConfig", MPNET, **TOKENS, options={"add_pooling_layer": False}),
     "mpnet pooled": Peer("MPNetModel", "MPNetConfig", MPNET, **POOLED),

@@ -5,6 +5,7 @@
 - ALBERT (Lan et al., 2020): factorized embeddings, and one block that all layers share.
 - ELECTRA (Clark et al., 2020): factorized embeddings; its discriminator of replaced tokens is not loaded.
 - DistilBERT (Sanh et al., 2019): no segments and no pooler.
+- DeBERTa-v3 (He et al., 2021): disentangled scores of contents and relative positions.
 - MPNet (Song et al., 2020): no segments, and a relative position bias in addition to learned positions.
 """
 
@@ -13,6 +14,9 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
+from clearhead._core.validation import short_repr
+from clearhead.attention import Scaled
+from clearhead.errors import StorageError
 from clearhead.hub.families.common import SIZES, activation, eps
 from clearhead.hub.families.heads import (
     CLASSIFICATION,
@@ -26,7 +30,7 @@ from clearhead.hub.family import ConfigReader, Converter, Family, KeyValues
 from clearhead.hub.weight_map import WeightMap, block
 from clearhead.models import EncoderConfig
 from clearhead.nn import GELU, LayerNorm, PostNorm, ReLU
-from clearhead.nn.positions import LearnedPositions, RelativeBias
+from clearhead.nn.positions import Disentangled, LearnedPositions, RelativeBias
 
 _OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 
@@ -267,4 +271,65 @@ MPNET = dataclasses.replace(
     aliases=(("mpnet.", ""), *_OLDER),
 )
 
-BERT_LIKE = (BERT, ROBERTA, ALBERT, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, MPNET)
+
+def _read_deberta(keys: ConfigReader) -> KeyValues:
+    """Return the positions; other relative attention and the convolution of the largest models are rejected."""
+    keys.expect(relative_attention=True, position_biased_input=False, share_att_key=True, norm_rel_ebd="layer_norm")
+    keys.only("conv_kernel_size", 0, None)
+    keys.only("embedding_size", keys("hidden_size"))
+    keys.only("attention_head_size", keys("hidden_size") // keys("num_attention_heads"))
+    kinds = keys("pos_att_type")
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    if sorted(kinds) != ["c2p", "p2c"]:
+        raise StorageError(f"pos_att_type is {short_repr(kinds)}; expected 'p2c' and 'c2p'")
+    length = keys("max_relative_positions", -1)
+    positions = Disentangled(
+        n_buckets=keys("position_buckets"),
+        max_distance=length if length > 0 else keys("max_position_embeddings"),
+        eps=keys("layer_norm_eps", 1e-7),
+    )
+    d_head = keys("hidden_size") // keys("num_attention_heads")
+    return {"positions": positions, "scores": Scaled((3 * d_head) ** -0.5)}
+
+
+def _write_deberta(config: EncoderConfig) -> KeyValues:
+    positions = config.positions if isinstance(config.positions, Disentangled) else Disentangled()
+    return {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": positions.n_buckets,
+        "max_relative_positions": positions.max_distance,
+        # transformers does not derive the sizes of the pooler.
+        "pooler_hidden_size": config.d_model,
+        "pooler_hidden_act": "gelu",
+        "pooler_dropout": 0.0,
+    }
+
+
+def _rows_deberta(config: EncoderConfig) -> tuple[WeightMap, ...]:
+    names = {"q": "query", "k": "key", "v": "value"}
+    return (
+        *block(_LAYER, **{x: f"attention.self.{name}_proj" for x, name in names.items()}),
+        WeightMap("encoder.rel_embeddings.weight", "positions.weight"),
+        WeightMap("encoder.LayerNorm.*", "positions.norm.*"),
+        *_rows_bert(config),
+    )
+
+
+DEBERTA_V2 = dataclasses.replace(
+    BERT,
+    name="deberta-v2",
+    architecture=partial(architecture, prefix="DebertaV2"),
+    fields=BERT.fields | {"type_vocab_size": ("n_segments", 0), "layer_norm_eps": eps(LayerNorm, 1e-7)},
+    defaults=BERT.defaults | {"pooler_activation": GELU()},
+    converters=(Converter(_read_deberta, _write_deberta), _HEAD),
+    rows=_rows_deberta,
+    ignored_keys=("cls_dropout", "legacy", "pooler_*", "tie_word_embeddings"),
+    heads={**BERT.heads, "lm_predictions.*": "masked tokens", "mask_predictions.*": "masked tokens"},
+    aliases=(("deberta.", ""), *_OLDER),
+)
+
+BERT_LIKE = (DEBERTA_V2, BERT, ROBERTA, ALBERT, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, MPNET)
