@@ -240,8 +240,7 @@ def _role(role: str, purpose: str) -> property:
         if role not in self.specials:
             raise DataError(f"this tokenizer has no token for {purpose}: its files define no {role}")
         token_id = self._inner.token_to_id(self.specials[role])
-        if token_id is None:
-            raise DataError(f"the {role} {self.specials[role]!r} of this tokenizer is not in its vocabulary")
+        assert token_id is not None  # `specials` contains only tokens of the vocabulary
         return token_id
 
     return property(number)
