@@ -116,7 +116,8 @@ def choose_again(row: Choice) -> Choice:
         return replace(row, choice="sdpa")  # has a kernel for causal()
     gpu, dtype = torch.device("cuda"), getattr(torch, row.dtype)
     mask_plan = plan(mask, row.length, blocking=kernel.blocking_on(gpu, dtype, row.width, row.width))
-    prefers_sparse = kernel.beats_sdpa(mask_plan, row.heads, row.width, row.backward, rates_for(gpu, dtype), gpu)
+    rates = rates_for(gpu, dtype).without_host()  # the rows contain device times
+    prefers_sparse = kernel.beats_sdpa(mask_plan, row.heads, row.width, row.backward, rates, gpu)
     return replace(row, choice="sparse" if prefers_sparse else "sdpa")
 
 

@@ -3,6 +3,7 @@
     python tools/calibrate.py --device cuda --seconds 150 --out rates.json     measure, fit, keep the samples
     python tools/calibrate.py --samples rates.json                             fit again, anywhere
     python tools/calibrate.py --auto auto.json --sparse sparse.json            by rows of `python -m benchmarks`
+    python tools/calibrate.py --host                                           measure host times of short calls
 
 It prints the constants as source code, to be pasted into the cost model, and for each mask the time that `impl="auto"`
 would lose with them.
@@ -14,7 +15,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,7 @@ from clearhead.attention.observe import Impl
 from clearhead.attention.sparse.cost_model import H200, AttentionWork, KernelCosts, PairCost, Rates, rates_for
 from clearhead.attention.sparse.kernel import blocking_on
 from clearhead.attention.sparse.plan import Plan, plan
-from clearhead.masks import Mask, window
+from clearhead.masks import Mask, causal, documents, every, prefix, window
 from clearhead.masks.catalogue import CATALOGUE
 
 KINDS = ("dense", "masked", "full", "partial")
@@ -54,10 +55,11 @@ class Sample:
 def fit(samples: Sequence[Sample], device: Rates) -> Rates:
     """Return the device with non-negative costs fitted to the samples by relative error."""
     forward, training = ([s for s in samples if s.training is training] for training in (False, True))
-    return replace(device, forward=_fit(forward), training=_fit(training))
+    return replace(device, forward=_fit(forward, device.forward), training=_fit(training, device.training))
 
 
-def _fit(samples: Sequence[Sample]) -> KernelCosts:
+def _fit(samples: Sequence[Sample], costs: KernelCosts) -> KernelCosts:
+    """Return the costs with fitted device times; host times and the kernel of row intervals are kept."""
     rows = [
         [
             *(x for kind in KINDS for x in (getattr(s.work, kind) / 1e9, getattr(s.work, kind) * s.width / 1e9)),
@@ -71,10 +73,10 @@ def _fit(samples: Sequence[Sample]) -> KernelCosts:
     if len({s.width for s in samples}) < 2:
         table[:, 0 : 2 * len(KINDS) : 2] = 0.0  # one width cannot separate costs per pair from costs per width
     coefficients = robust(table, torch.ones(len(samples), dtype=torch.float64)).tolist()
-    costs: dict[str, Any] = {
+    pairs: dict[str, Any] = {
         kind: PairCost(coefficients[2 * n], coefficients[2 * n + 1]) for n, kind in enumerate(KINDS)
     }
-    return KernelCosts(**costs, **dict(zip(FIXED.values(), coefficients[2 * len(KINDS) :], strict=True)))
+    return replace(costs, **pairs, **dict(zip(FIXED.values(), coefficients[2 * len(KINDS) :], strict=True)))
 
 
 def robust(table: Tensor, target: Tensor, rounds: int = 8) -> Tensor:
@@ -175,6 +177,44 @@ def _time_ms(mask: Mask | None, impl: Impl, tensors: tuple[Tensor, Tensor, Tenso
     return (time_both if training else time_forward)(run, tensors, median if tensors[0].is_cuda else min)
 
 
+def measure_host(device: str, calls: int = 100) -> dict[str, tuple[float, float]]:
+    """Return host times in ms of short calls, forward and forward + backward, by field of `KernelCosts`.
+
+    Medians of calls that are queued without waiting for the device.
+    """
+    shape = (1, 2, 256, 64)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    grad = torch.randn(shape, device=device, dtype=dtype)
+    ids = torch.arange(256, device=device) // 50
+    leaf, leaves = window(60, 60), window(60, 60) | every(32) | prefix(7)
+
+    def time_ms(mask: Callable[[], Mask | None], impl: Impl, training: bool) -> float:
+        times = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            with torch.set_grad_enabled(training):
+                out = attend(q, k, v, mask(), impl=impl)
+                if training:
+                    torch.autograd.grad(out, (q, k, v), grad)
+            times.append(1e3 * (time.perf_counter() - start))
+            if len(times) % 10 == 0 and device == "cuda":
+                torch.cuda.synchronize()
+        return median(times[calls // 5 :])
+
+    def both(mask: Callable[[], Mask | None], impl: Impl) -> tuple[float, float]:
+        return time_ms(mask, impl, False), time_ms(mask, impl, True)
+
+    plain, one, three = both(lambda: None, "sdpa"), both(lambda: leaf, "sdpa"), both(lambda: leaves, "sdpa")
+    per_leaf = (three[0] - one[0]) / 2, (three[1] - one[1]) / 2
+    return {
+        "sdpa_host": (max(plain[0], one[0] - per_leaf[0]), max(plain[1], one[1] - per_leaf[1])),
+        "leaf_host": per_leaf,
+        "plan_host": both(lambda: leaves, "sparse"),
+        "interval_host": both(lambda: causal() & documents(ids.clone()), "sparse"),
+    }
+
+
 # -- report ---------------------------------------------------------------------------------------------------------
 
 
@@ -235,11 +275,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs="+")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--heads", type=int)
+    parser.add_argument("--host", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--samples", type=Path, nargs="+", default=[])
     parser.add_argument("--sparse", type=Path, nargs="+", default=[])
     parser.add_argument("--auto", type=Path, nargs="+", default=[])
     options = parser.parse_args(arguments)
+    if options.host:
+        for name, (forward, training) in measure_host(options.device).items():
+            print(f"{name}: forward {forward:.3g}, training {training:.3g} ms")
+        return
     samples = [sample for path in options.samples for sample in _read(path)]
     samples += [sample for path in options.sparse for sample in from_sparse(path)]
     samples += [sample for path in options.auto for sample in from_auto(path)]

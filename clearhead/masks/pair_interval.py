@@ -148,10 +148,10 @@ def _union(parts: tuple[Mask, ...]) -> PairIntervals | None:
 
 
 def _intersection(parts: tuple[Mask, ...]) -> PairIntervals | None:
-    result: PairIntervals = (PairInterval(),)
-    for part in parts:
+    result = pair_intervals(parts[0])
+    for part in parts[1:]:
         intervals = pair_intervals(part)
-        if intervals is None or len(result) * len(intervals) > MAX_INTERVALS:
+        if result is None or intervals is None or len(result) * len(intervals) > MAX_INTERVALS:
             return None
         products = []
         for a in result:

@@ -83,6 +83,6 @@ def test_from_auto_yields_samples_of_both_implementations(tmp_path):
     (tmp_path / "auto.json").write_text(json.dumps({"rows": rows}))
     sparse, sdpa, *_ = samples = list(from_auto(tmp_path / "auto.json"))
     assert [(s.ms, s.training) for s in samples] == [(2.0, False), (3.0, False)] * 2
-    assert sparse.full + sparse.partial > 0 == sparse.masked
-    assert sdpa.masked == 32 * 1024**2
-    assert [(s.leaves, s.scattered) for s in samples[1::2]] == [(1, 0), (4, 1)]
+    assert sparse.work.full + sparse.work.partial > 0 == sparse.work.masked
+    assert sdpa.work.masked == 32 * 1024**2
+    assert [(s.work.leaves, s.work.scattered) for s in samples[1::2]] == [(1, 0), (4, 1)]

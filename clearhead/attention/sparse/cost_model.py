@@ -1,11 +1,12 @@
-"""Cost model of attention: pairs times the cost per pair, for each kind of work, plus a fixed cost per kernel launch.
+"""Cost model of attention in wall-clock time: the longer one of device time and host time.
 
-The constants are measured: `python tools/calibrate.py` measures a device and fits them. A device that was not measured
-gets the constants of the most similar one; the choice of an implementation depends on their ratios only."""
+The device time is pairs times the cost per pair, for each kind of work, plus a fixed cost per kernel launch. The
+constants are measured: `python tools/calibrate.py` measures a device and fits them. A device that was not measured gets
+the constants of the most similar one; the choice of an implementation depends on their ratios only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,12 @@ class KernelCosts:
         launch: Per kernel launch.
         leaf: Per leaf of a mask that becomes a tensor for the fused kernel.
         scattered: Per such leaf that samples keys.
-        moved: Per such leaf whose data are on another device and copied in every call."""
+        moved: Per such leaf whose data are on another device and copied in every call.
+        interval: Kernel of row intervals, per pair and for `ROW_PAIRS` more pairs per row.
+        sdpa_host: Host time of a call of SDPA.
+        leaf_host: Additional host time per leaf of a mask that becomes a tensor.
+        plan_host: Host time of a call with a cached plan.
+        interval_host: Host time of a call with row intervals, which it computes."""
 
     dense: PairCost
     masked: PairCost
@@ -44,6 +50,11 @@ class KernelCosts:
     leaf: float = 0.0
     scattered: float = 0.0
     moved: float = 0.0
+    interval: PairCost = PairCost(0.0, 0.0)
+    sdpa_host: float = 0.0
+    leaf_host: float = 0.0
+    plan_host: float = 0.0
+    interval_host: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +108,26 @@ class Rates:
     in_chunks: bool = False
     dense_launches: float = 1.0
 
+    def without_host(self) -> Rates:
+        """Return the rates for device times, as if the host took no time."""
+        forward, training = (
+            replace(costs, sdpa_host=0.0, leaf_host=0.0, plan_host=0.0, interval_host=0.0)
+            for costs in (self.forward, self.training)
+        )
+        return replace(self, forward=forward, training=training)
+
+    def sdpa_ms(self, work: AttentionWork, *, width: int, backward: bool) -> float:
+        """Return the predicted wall-clock time of SDPA for this work."""
+        costs = self.training if backward else self.forward
+        host_ms = costs.sdpa_host + work.leaves * costs.leaf_host
+        return max(self.milliseconds(work, width=width, backward=backward), host_ms)
+
+    def interval_ms(self, *, pairs: float, rows: float, width: int, backward: bool) -> float:
+        """Return the predicted wall-clock time of the kernel of row intervals, for pairs and rows of all heads."""
+        costs = self.training if backward else self.forward
+        device_ms = costs.interval.of(width) * (pairs + ROW_PAIRS * rows) / 1e9 + costs.launch
+        return max(device_ms, costs.interval_host)
+
     def milliseconds(self, work: AttentionWork, *, width: int, backward: bool = False) -> float:
         """Return the predicted time of this work for heads of this width."""
         costs = self.training if backward else self.forward
@@ -111,6 +142,8 @@ class Rates:
         return picoseconds / 1e9 + work.launches * costs.launch + mask_ms
 
 
+ROW_PAIRS = 400
+"""Number of pairs that cost as much as a row of the kernel of row intervals: tiles that its interval fills in part."""
 WORTH_PLANNING = 1 << 18
 """Number of pairs (T × S) below which planning costs more than it can save, so `impl="auto"` does not plan."""
 
@@ -127,6 +160,11 @@ H200 = Rates(
         leaf=0.0145,
         scattered=0.406,
         moved=0.302,
+        interval=PairCost(0.23, 0.0061),
+        sdpa_host=0.08,
+        leaf_host=0.055,
+        plan_host=0.126,
+        interval_host=0.1,
     ),
     KernelCosts(
         dense=PairCost(0.7682, 0.01904),
@@ -137,6 +175,11 @@ H200 = Rates(
         leaf=0.0164,
         scattered=0.41,
         moved=0.641,
+        interval=PairCost(1.2, 0.0226),
+        sdpa_host=0.4,
+        leaf_host=0.065,
+        plan_host=0.97,
+        interval_host=0.5,
     ),
     causal_tile=128,
 )
@@ -154,6 +197,11 @@ H200_SINGLE = Rates(
         leaf=0.00907,
         scattered=0.405,
         moved=0.239,
+        interval=PairCost(0.0, 0.3512),
+        sdpa_host=0.08,
+        leaf_host=0.055,
+        plan_host=0.126,
+        interval_host=0.1,
     ),
     KernelCosts(
         dense=PairCost(0.0, 0.398),
@@ -164,6 +212,11 @@ H200_SINGLE = Rates(
         leaf=0.0,
         scattered=0.398,
         moved=0.328,
+        interval=PairCost(0.0, 1.71),
+        sdpa_host=0.4,
+        leaf_host=0.065,
+        plan_host=0.97,
+        interval_host=0.5,
     ),
     causal_tile=128,
 )

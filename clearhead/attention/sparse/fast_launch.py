@@ -6,7 +6,7 @@ Triton's own launch inspects every argument for specialization, which takes long
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import Any
 
@@ -70,3 +70,62 @@ class FastLaunch:
             )  # fmt: skip
         except OverflowError:  # a number that exceeds 32 bits; Triton selects a kernel for it
             self.kernel[grid](*tensors, *numbers, *constants, **dict(options))
+
+    def launch(self, grid: tuple[int, int, int], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        """Launch a kernel some of whose integers are specialized.
+
+        Args:
+            grid: Number of programs.
+            arguments: Tensors and numbers in any order.
+            constants: The remaining arguments by name, and options of the compilation."""
+        device = arguments[0].device.index
+        values, key, alignment = [], [device, *constants.values()], 0
+        for value, is_specialized in zip(arguments, self._is_specialized, strict=True):
+            if isinstance(value, Tensor):
+                pointer = value.data_ptr()
+                values.append(pointer)
+                key.append(value.dtype)
+                alignment |= pointer
+            else:
+                values.append(value)
+                if is_specialized and type(value) is int:
+                    key.append(value if value == 1 else value % _ALIGNMENT == 0)
+        compiled = self.compiled.get(tuple(key))
+        if compiled is None or alignment % _ALIGNMENT or device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                compiled = self.kernel[grid](*arguments, **constants)
+            if not alignment % _ALIGNMENT and max(x for x in arguments if not isinstance(x, Tensor)) <= _MAX_INT32:
+                self.compiled[tuple(key)] = compiled
+            return
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        ordered = [constants[name] for name in self._constant_names]
+        try:
+            compiled.run(
+                *grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *values, *ordered
+            )  # fmt: skip
+        except OverflowError:
+            self.kernel[grid](*arguments, **constants)
+
+    @cached_property
+    def _is_specialized(self) -> list[bool]:
+        parameters = [parameter for parameter in self.kernel.params if not parameter.is_constexpr]
+        return [not parameter.do_not_specialize for parameter in parameters]
+
+    @cached_property
+    def _constant_names(self) -> list[str]:
+        return [parameter.name for parameter in self.kernel.params if parameter.is_constexpr]
+
+
+_FAST: dict[int, FastLaunch] = {}  # by id; kernels are never freed
+
+
+def launch_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel: tensors and numbers are given by position, constants and options of the compilation by name."""
+    if not arguments[0].is_cuda:  # Triton's interpreter
+        kernel[grid](*arguments, **constants)
+        return
+    fast = _FAST.get(id(kernel))
+    if fast is None:
+        fast = _FAST[id(kernel)] = FastLaunch(kernel)
+    x, y, z, *_ = (*grid, 1, 1)
+    fast.launch((x, y, z), arguments, constants)

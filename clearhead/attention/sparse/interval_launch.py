@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from operator import or_
 
 import torch
@@ -26,17 +26,21 @@ KEY = FastLaunch(interval_key_kernel)
 
 @dataclass(frozen=True)
 class IntervalTile:
-    """Rows of a block, columns of a tile, warps and pipeline stages of a kernel."""
+    """Rows of a block, columns of a tile, warps, pipeline stages and the limit of registers per thread of a kernel."""
 
     M: int
     N: int
     warps: int
     stages: int
+    registers: int | None = None
 
-    @property
+    @cached_property
     def options(self) -> tuple[tuple[str, int], ...]:
         """Options of the compilation."""
-        return ("num_warps", self.warps), ("num_stages", self.stages)
+        options = ("num_warps", self.warps), ("num_stages", self.stages)
+        if self.registers is None or torch.version.hip:
+            return options
+        return (*options, ("maxnreg", self.registers))
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,11 @@ def interval_tiles_for(dtype: torch.dtype, width: int, has_bias: bool) -> Interv
     if width <= 64:
         if has_bias:
             return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 2))
-        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(64, 64, 4, 3), IntervalTile(64, 64, 4, 2))
+        return IntervalTiles(IntervalTile(64, 64, 4, 3, 128), IntervalTile(64, 64, 4, 3), IntervalTile(64, 32, 4, 3))
     if width <= 128:
         if has_bias:
             return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 16, 4, 2))
-        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3), IntervalTile(64, 32, 4, 3))
+        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3), IntervalTile(64, 64, 4, 2))
     return IntervalTiles(IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 1), IntervalTile(32, 32, 4, 1))
 
 
@@ -119,12 +123,12 @@ class IntervalCall:
             (n_blocks * self.B * heads, 1, 1),
             (*tensors, bounds, *self.ids),
             (
-                *strides, *self.bias_strides, self.scale, self.T, self.S, self.H, self.H // self.K,
+                *strides, *self.bias_strides[:3], self.scale, self.T, self.S, self.H,
                 self.rows.query_offset, n_blocks, patterns_stride, *self.ids_strides,
             ),
             (
-                self.D, self.E, padded_width(self.D), padded_width(self.E), tile.M, tile.N, len(self.rows.ids),
-                *self.has_ids, self.has_bias, align, self.precision,
+                self.H // self.K, self.bias_strides[3], self.D, self.E, padded_width(self.D), padded_width(self.E),
+                tile.M, tile.N, len(self.rows.ids), *self.has_ids, self.has_bias, align, self.precision,
             ),
             tile.options,
         )  # fmt: skip

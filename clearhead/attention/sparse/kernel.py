@@ -26,22 +26,25 @@ from clearhead.attention.inputs import (
     to_bhtd,
 )
 from clearhead.attention.normalizers import Softmax
-from clearhead.attention.sparse import interval_cpu
-from clearhead.attention.sparse.cost_model import WORTH_PLANNING, AttentionWork, Rates, rates_for
-from clearhead.attention.sparse.interval_op import attend_intervals, attend_intervals_in_graph
-from clearhead.attention.sparse.plan import Blocking, Plan, plan_checked, sdpa_work
-from clearhead.attention.sparse.row_intervals import (
-    MAX_SIZE,
-    ROW_INTERVALS,
-    RowIntervals,
-    estimate_pairs,
-    intervals_of,
+from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
+from clearhead.attention.sparse.interval_choice import (
+    bias_bhts,
+    intervals_beat_sdpa,
+    intervals_beat_sdpa_on_cpu,
+    row_intervals_for,
+    run_intervals,
+    usable_intervals,
 )
+from clearhead.attention.sparse.plan import Blocking, Plan, plan_checked, planned_length
+from clearhead.attention.sparse.row_intervals import RowIntervals
 from clearhead.masks import Causal, Full, Mask, allow, leaves
 from clearhead.masks.data import DataMask
 from clearhead.masks.pair_interval import PairIntervals
 
 _MAX_WIDTH = 256
+DENSE_MULTIPLE = 1024
+"""On a GPU, a plan has a dense part only for lengths that are multiples of this number: the first call of cuDNN's
+attention with a new length takes about 100 ms."""
 _PREDICTED_FASTER = "its plan is predicted to be faster than SDPA"
 _SKIPS_KEYS = "each query sees an interval of keys, and skipping the others is predicted to be faster than SDPA"
 
@@ -131,12 +134,12 @@ class SparseImplementation(Implementation):
             is_faster = intervals_beat_sdpa(inputs, intervals)
             return Execution(self, row_intervals_for(inputs, intervals), _SKIPS_KEYS) if is_faster else None
         rows = row_intervals_for(inputs, intervals)
-        return Execution(self, rows, _SKIPS_KEYS) if _is_faster_on_cpu(inputs, rows) else None
+        return Execution(self, rows, _SKIPS_KEYS) if intervals_beat_sdpa_on_cpu(inputs, rows) else None
 
     def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
         is_compiling = torch.compiler.is_compiling()
         if isinstance(plan, RowIntervals) or (is_compiling and usable_intervals(inputs) is not None):
-            return _run_intervals(inputs, plan if isinstance(plan, RowIntervals) else None)
+            return run_intervals(inputs, plan if isinstance(plan, RowIntervals) else None)
         from clearhead.attention.sparse.op import gathered
 
         assert isinstance(inputs.normalizer, Softmax)
@@ -153,7 +156,7 @@ class SparseImplementation(Implementation):
             assert plan is not None
             handle = plan.handle  # the caller keeps the plan alive until the operator has run
         lead = q.shape[:-3]
-        bias = None if inputs.bias is None else _bias_bhts(inputs, lead)
+        bias = None if inputs.bias is None else bias_bhts(inputs, lead)
         k, v = inputs.k, inputs.v
         if q.dtype in HALF_PRECISION and not runs_triton(q):
             # Half precision would round the output from which the backward pass computes its row sums, and a low
@@ -168,80 +171,6 @@ class SparseImplementation(Implementation):
 
 
 SPARSE = SparseImplementation()
-
-
-def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
-    """Return the mask as intervals if the kernel of row intervals runs the call, else None."""
-    mask, bias = inputs.mask, inputs.bias
-    if mask is None or (bias is not None and bias.requires_grad):
-        return None
-    is_cuda = inputs.q.is_cuda
-    if mask.is_structural and not is_cuda:
-        return None  # the plan of a structural mask is cached, and its kernel for CPUs is faster
-    if not torch.compiler.is_compiling() and max(inputs.T + inputs.query_offset, inputs.S) > MAX_SIZE:
-        return None
-    if len(inputs.q.shape) != 4 and mask.batch_shape:
-        return None
-    return intervals_of(mask)
-
-
-def row_intervals_for(inputs: AttentionInputs, intervals: PairIntervals) -> RowIntervals:
-    """Return the row intervals of a validated call."""
-    mask = inputs.mask
-    assert mask is not None
-    return ROW_INTERVALS.get(intervals, mask.versions, inputs.T, inputs.S, inputs.query_offset, inputs.q.device)
-
-
-def _is_faster_on_cpu(inputs: AttentionInputs, rows: RowIntervals) -> bool:
-    """Return whether the kernel of row intervals is predicted to be faster than SDPA; reads the intervals."""
-    heads, width, backward, dtype, sdpa_dtype = _work_key(inputs)
-    sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
-    pairs, blocks = interval_cpu.work(rows, inputs.T)
-    heads_per_pattern = heads // max(rows.bounds.shape[0], 1)
-    sparse_work = AttentionWork(partial=pairs * heads_per_pattern, launches=blocks)
-    sparse_ms = sparse_rates.milliseconds(sparse_work, width=width, backward=backward)
-    assert inputs.mask is not None
-    work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
-    return sparse_ms < sdpa_rates.milliseconds(work, width=width, backward=backward)
-
-
-def intervals_beat_sdpa(inputs: AttentionInputs, intervals: PairIntervals) -> bool:
-    """Return whether the kernel of row intervals is predicted to be faster than SDPA on a GPU, without reading data."""
-    heads, width, backward, dtype, sdpa_dtype = _work_key(inputs)
-    sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
-    pairs = estimate_pairs(tuple([x[:7] for x in intervals]), inputs.T, inputs.S, inputs.query_offset) * heads
-    sparse_ms = sparse_rates.milliseconds(AttentionWork(full=pairs, launches=1), width=width, backward=backward)
-    assert inputs.mask is not None
-    work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
-    return sparse_ms < sdpa_rates.milliseconds(work, width=width, backward=backward)
-
-
-def _run_intervals(inputs: AttentionInputs, rows: RowIntervals | None) -> Tensor:
-    """Run the kernel of row intervals; `rows` is None while a graph is compiled, which computes them."""
-    assert isinstance(inputs.normalizer, Softmax)
-    dot = inputs.scores.as_dot(inputs.q)
-    assert dot is not None
-    (q, scale), lead = dot, inputs.q.shape[:-3]
-    scale = scale / inputs.normalizer.temperature
-    k, v = inputs.k, inputs.v
-    bias = None if inputs.bias is None else _bias_bhts(inputs, lead)
-    if len(lead) != 1:
-        q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
-    if rows is not None:
-        out = attend_intervals(q, k, v, bias, rows, scale)
-    else:
-        intervals = usable_intervals(inputs)
-        assert intervals is not None
-        out = attend_intervals_in_graph(q, k, v, bias, intervals, inputs.query_offset, scale)
-    return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
-
-
-def _bias_bhts(inputs: AttentionInputs, lead: torch.Size) -> Tensor:
-    """Return the bias with four dimensions, divided by the temperature."""
-    bias = inputs.scaled_bias()
-    if len(lead) != 1 and bias.requires_grad:
-        bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
-    return mask_to_bhts(bias, lead)
 
 
 def may_be_faster(inputs: AttentionInputs) -> bool:
@@ -285,7 +214,7 @@ def _is_concrete_call(inputs: AttentionInputs) -> bool:
 
 def is_predicted_faster(inputs: AttentionInputs, sparse_plan: Plan) -> bool:
     """Return whether the plan of a call is predicted to be faster than SDPA; stored with the plan."""
-    work = _work_key(inputs)
+    work = work_key(inputs)
     if work not in sparse_plan.comparisons:
         heads, width, backward, dtype, sdpa_dtype = work
         sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
@@ -299,7 +228,7 @@ def _is_predicted_faster_in_graph(inputs: AttentionInputs) -> bool:
     # Not imported above, because its decorators import torch's compiler.
     from clearhead.attention.sparse.compile import constant_beats_sdpa, is_static, plan_key
 
-    heads, width, backward, dtype, sdpa_dtype = _work_key(inputs)
+    heads, width, backward, dtype, sdpa_dtype = work_key(inputs)
     key = plan_key(inputs)
     if key is None or not is_static(heads) or not is_static(width):
         return False
@@ -307,7 +236,7 @@ def _is_predicted_faster_in_graph(inputs: AttentionInputs) -> bool:
     return is_faster
 
 
-def _work_key(inputs: AttentionInputs) -> tuple[int, int, bool, torch.dtype, torch.dtype]:
+def work_key(inputs: AttentionInputs) -> tuple[int, int, bool, torch.dtype, torch.dtype]:
     """Return heads (batch × heads), width, whether gradients are computed, and the dtypes of the kernel and of SDPA."""
     q, v = inputs.q, inputs.v
     heads = 1
@@ -341,22 +270,28 @@ def beats_sdpa(
 
     Returns:
         True if the plan is predicted to be faster."""
-    sparse_ms = sparse_plan.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
+    device_ms = sparse_plan.predicted_ms(heads=heads, width=width, rates=rates, backward=backward)
+    sparse_ms = max(device_ms, (rates.training if backward else rates.forward).plan_host)
     sdpa_rates = rates if sdpa_rates is None else sdpa_rates
-    return sparse_ms < sdpa_rates.milliseconds(sparse_plan.fused_work(heads, device), width=width, backward=backward)
+    return sparse_ms < sdpa_rates.sdpa_ms(sparse_plan.fused_work(heads, device), width=width, backward=backward)
 
 
 def plan_for(inputs: AttentionInputs) -> Plan:
     """Return the plan of a validated call."""
     q, mask = inputs.q, Full() if inputs.mask is None else inputs.mask
-    return plan_checked(mask, q.shape[-2], inputs.k.shape[-2], inputs.query_offset, q.device, blocking_for(inputs))
+    T, S = q.shape[-2], inputs.k.shape[-2]
+    if q.is_cuda and T == S and mask.is_structural and not mask.depends_on_length:
+        T = S = planned_length(T)  # the kernels ignore rows and columns beyond the length of the call
+    return plan_checked(mask, T, S, inputs.query_offset, q.device, blocking_for(inputs))
 
 
 def blocking_for(inputs: AttentionInputs) -> Blocking:
     """Return the blocking for a call: the tile sizes of its kernels, and dense calls if there is a dense kernel."""
-    return blocking_on(
-        inputs.q.device, inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1], dense=inputs.bias is None
-    )
+    q = inputs.q
+    dense = inputs.bias is None
+    if q.is_cuda and not torch.compiler.is_compiling() and (q.shape[-2] | inputs.k.shape[-2]) % DENSE_MULTIPLE:
+        dense = False
+    return blocking_on(q.device, q.dtype, q.shape[-1], inputs.v.shape[-1], dense=dense)
 
 
 def blocking_on(device: torch.device, dtype: torch.dtype, D: int, E: int, *, dense: bool = True) -> Blocking:

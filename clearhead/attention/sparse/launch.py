@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.attention.sparse.block_index import BlockIndex, ragged_positions
+from clearhead.attention.sparse.fast_launch import launch_kernel
 
 CONCURRENT_PROGRAMS = 400
 """Approximate number of programs that a large GPU runs at once (three on each of 132 multiprocessors)."""
@@ -107,7 +108,8 @@ def unit_stride(x: Tensor) -> Tensor:
 class LaunchArgs:
     """Arguments of the kernels for one piece: its block index, scheduled in tiles, and compile-time constants.
 
-    `is_first`: the piece overwrites the results; other pieces add to them."""
+    `is_first`: the piece overwrites the results; other pieces add to them. `n_columns`: number of columns of the call,
+    which can be smaller than that of the index."""
 
     def __init__(
         self,
@@ -115,10 +117,12 @@ class LaunchArgs:
         block_index: BlockIndex,
         tile: Tile,
         is_first: bool,
+        n_columns: int,
         *,
         lockstep: bool = False,
     ) -> None:
         self.inputs, self.block_index, self.is_first = inputs, block_index, is_first
+        self.n_columns = n_columns
         key = (tile.N, inputs.B * inputs.H, is_first, lockstep)
         self.work = block_index.memoize(("schedule", *key), lambda: schedule(block_index, *key))
         self.active = self.work.work_items.shape[1] if inputs.B * inputs.H else 0
@@ -169,6 +173,7 @@ class LaunchArgs:
             "IS_FIRST": self.is_first,
             "INT64_OFFSETS": max_offset >= 1 << 31,
             "PRECISION": "ieee" if x.q.dtype == torch.float32 else "tf32",
+            "IS_SHORTER": self.n_columns < block_index.n_columns,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
@@ -187,7 +192,8 @@ class LaunchArgs:
         from clearhead.attention.sparse.triton_backward import sum_partials_kernel
 
         active, width = self.work.reductions.shape[1], gradient.shape[3]
-        sum_partials_kernel[(active * gradient.shape[0] * gradient.shape[1],)](
+        launch_kernel(
+            sum_partials_kernel, (active * gradient.shape[0] * gradient.shape[1],),
             gradient, partials, self.work.n_partials, self.patterns, self.rows, self.work.reductions,
             *gradient.stride()[:3], gradient.shape[2], self.inputs.H, groups, self.block_index.N, active,
             D=width, DP=padded_width(width), M=self.block_index.M, HAS_ROW_IDS=self.constants["HAS_ROW_IDS"],
@@ -199,20 +205,22 @@ def forward(x: KernelInputs, block_index: BlockIndex, tile: Tile, out: Tensor, l
     """Merge a piece into `out` and `lse`, or overwrite them if it is the first."""
     from clearhead.attention.sparse.triton_forward import forward_kernel, merge_partials_kernel
 
-    args, heads = LaunchArgs(x, block_index, tile, is_first), x.B * x.H
+    args, heads = LaunchArgs(x, block_index, tile, is_first, x.S), x.B * x.H
     if not args.active:
         return
     constants, n_partials = args.constants, args.work.n_partials
     partials, state = args.partials(heads, constants["EP"], lse), args.partials(heads, 2, lse)
-    forward_kernel[(args.active * heads,)](
+    launch_kernel(
+            forward_kernel, (args.active * heads,),
         x.q, x.k, x.v, out, lse, args.bias, partials, state, n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *args.bias_strides,
-        x.scale, x.T, x.H, x.groups, *args.sizes,
+        x.scale, x.T, x.S, x.H, x.groups, *args.sizes,
         **constants,
     )  # fmt: skip
     if n_partials:
         active = args.work.reductions.shape[1]
-        merge_partials_kernel[(active * heads,)](
+        launch_kernel(
+            merge_partials_kernel, (active * heads,),
             out, lse, partials, state, n_partials, args.patterns, args.rows, args.work.reductions,
             *out.stride()[:3], x.T, x.H, block_index.N, active,
             E=x.E, EP=constants["EP"], M=block_index.M, HAS_ROW_IDS=constants["HAS_ROW_IDS"], IS_FIRST=is_first,
@@ -228,7 +236,8 @@ def prepare(out: Tensor, grad: Tensor, lse: Tensor, has_bias: bool) -> tuple[Ten
     shift, delta = (torch.empty(B, H, T, dtype=torch.float32, device=out.device) for _ in range(2))
     if delta.numel():
         M = 64
-        prepare_kernel[(-(-T // M), B * H)](
+        launch_kernel(
+            prepare_kernel, (-(-T // M), B * H),
             out, grad, lse, shift, delta, *out.stride()[:3], *grad.stride()[:3], T, H,
             E=E, EP=padded_width(E), M=M, HAS_BIAS=has_bias,
         )  # fmt: skip
@@ -245,15 +254,16 @@ def query_gradient(
     """Add a piece to `dq`, or overwrite it if it is the first."""
     from clearhead.attention.sparse.triton_backward import query_kernel
 
-    args, heads = LaunchArgs(x, block_index, tile, is_first), x.B * x.H
+    args, heads = LaunchArgs(x, block_index, tile, is_first, x.S), x.B * x.H
     if not args.active:
         return
     grad, shift, delta = state
     partials = args.partials(heads, args.constants["DP"], shift)
-    query_kernel[(args.active * heads,)](
+    launch_kernel(
+            query_kernel, (args.active * heads,),
         x.q, x.k, x.v, grad, dq, shift, delta, args.bias, partials, args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
-        *args.bias_strides, x.scale, x.T, x.H, x.groups, *args.sizes,
+        *args.bias_strides, x.scale, x.T, x.S, x.H, x.groups, *args.sizes,
         **args.constants,
     )  # fmt: skip
     args.reduce(dq, partials, 1)
@@ -268,12 +278,13 @@ def key_gradient(
     # Query heads that share a key/value head must iterate over the same blocks: if their patterns differ, no block is
     # split or dropped.
     same_pattern = block_index.batch == 1 or block_index.batch_shape[-1] == 1 or x.groups == 1
-    args, heads = LaunchArgs(x, block_index, tile, is_first, lockstep=not same_pattern), x.B * x.K
+    args, heads = LaunchArgs(x, block_index, tile, is_first, x.T, lockstep=not same_pattern), x.B * x.K
     if not args.active:
         return
     grad, shift, delta = state
     dk_partials, dv_partials = (args.partials(heads, args.constants[width], shift) for width in ("DP", "EP"))
-    key_kernel[(args.active * heads,)](
+    launch_kernel(
+            key_kernel, (args.active * heads,),
         x.q, x.k, x.v, grad, dk, dv, shift, delta, args.bias, dk_partials, dv_partials,
         args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *args.bias_strides,

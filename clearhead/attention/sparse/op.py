@@ -193,7 +193,8 @@ def _backward_cpu(
 
 def _dense_forward(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor] | None:
     """Return out (B, H, T, E) and log-sum-exp (B, H, T) in float32; None without a dense piece."""
-    if plan.dense_columns is None and not plan.has_dense_causal:
+    columns, _ = plan.dense_columns_below(x.S)
+    if columns is None and not plan.has_dense_causal:
         return None
     q, (k, v), causal = x.q, _dense_keys(plan, x), plan.has_dense_causal
     if not q.is_cuda:
@@ -207,7 +208,8 @@ def _dense_backward(
     plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the gradients of q, k, v for the dense piece, exact because out and lse are those of all pieces merged."""
-    if plan.dense_columns is None and not plan.has_dense_causal:
+    columns, _ = plan.dense_columns_below(x.S)
+    if columns is None and not plan.has_dense_causal:
         return None
     arguments = (grad, x.q, *_dense_keys(plan, x), out)
     if not x.q.is_cuda:
@@ -223,18 +225,19 @@ def _dense_backward(
         )  # fmt: skip
     if x.groups > 1:
         gradients = [part.unflatten(1, (-1, x.groups)).sum(2) for part in gradients]
-    if plan.dense_columns is not None:
+    if columns is not None:
         full = [torch.zeros(y.shape, dtype=dq.dtype, device=dq.device) for y in (x.k, x.v)]
-        gradients = [y.index_copy_(2, plan.dense_columns, part) for y, part in zip(full, gradients, strict=True)]
+        gradients = [y.index_copy_(2, columns, part) for y, part in zip(full, gradients, strict=True)]
     return dq, gradients[0], gradients[1]
 
 
 def _dense_keys(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
     """Return the keys and values of the dense piece, repeated for each query head."""
     k, v = x.k, x.v
-    if plan.dense_range is not None and k.is_cuda:
-        columns = slice(*plan.dense_range)
-        k, v = k[:, :, columns], v[:, :, columns]  # strided views, no copies
-    elif plan.dense_columns is not None:
-        k, v = k.index_select(2, plan.dense_columns), v.index_select(2, plan.dense_columns)
+    columns, evenly_spaced = plan.dense_columns_below(x.S)
+    if evenly_spaced is not None and k.is_cuda:
+        strided = slice(*evenly_spaced)
+        k, v = k[:, :, strided], v[:, :, strided]  # views, no copies
+    elif columns is not None:
+        k, v = k.index_select(2, columns), v.index_select(2, columns)
     return (k, v) if x.groups == 1 else (k.repeat_interleave(x.groups, 1), v.repeat_interleave(x.groups, 1))

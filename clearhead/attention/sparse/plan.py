@@ -10,6 +10,7 @@ same plan until a tensor in the mask is modified in place."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -85,6 +86,22 @@ class Plan:
         if not bool((steps == step).all()):
             return None
         return int(self.dense_columns[0]), int(self.dense_columns[-1]) + 1, step
+
+    def dense_columns_below(self, S: int) -> tuple[Tensor | None, tuple[int, int, int] | None]:
+        """Return the dense columns and their range for a call with at most as many keys as the plan."""
+        if S >= self.S or self.dense_columns is None:
+            return self.dense_columns, self.dense_range
+        count = bisect_left(self._dense_columns_list, S)
+        evenly_spaced = self.dense_range
+        if count < 2:
+            evenly_spaced = None
+        elif evenly_spaced is not None:
+            evenly_spaced = evenly_spaced[0], min(evenly_spaced[1], S), evenly_spaced[2]
+        return self.dense_columns[:count] if count else None, evenly_spaced
+
+    @cached_property
+    def _dense_columns_list(self) -> list[int]:
+        return [] if self.dense_columns is None else self.dense_columns.tolist()
 
     @cached_property
     def query_pieces(self) -> tuple[BlockIndex, ...]:
@@ -212,8 +229,9 @@ class Plan:
 def sdpa_work(mask: Mask, T: int, S: int, heads: int, device: torch.device) -> AttentionWork:
     """Return the work of the fused kernel under a mask."""
     pairs = float(T * S)
-    if not mask.depends_on_query:
-        return AttentionWork(dense=heads * pairs, launches=1)
+    if not mask.depends_on_query:  # a single row; the kernels for GPUs are not faster than with a whole mask
+        is_masked = device.type == "cuda"
+        return AttentionWork(**{"masked" if is_masked else "dense": heads * pairs}, launches=1)
     parts = [leaf for leaf, _ in leaves(mask)]
     return AttentionWork(
         masked=heads * pairs,
@@ -274,6 +292,14 @@ def _cached_plan(
 ) -> Plan:
     """Build a plan, cached until a tensor of the mask is modified in place and `versions` change."""
     return _build_plan(mask, T, S, query_offset, device, blocking)
+
+
+def planned_length(length: int) -> int:
+    """Return the length for which a plan is built: rounded up, so that calls of similar lengths share a plan.
+
+    The result is a multiple of an eighth of the largest power of two that is at most `length`, and at least of 64."""
+    step = max(64, 1 << max(length.bit_length() - 4, 0))
+    return -(-length // step) * step
 
 
 def default_blocking(device: torch.device) -> Blocking:

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from clearhead.attention.sparse.triton_forward import (
     LOG2E,
+    VARYING,
     _add_bias,
     _apply_row_mask,
     _load_columns,
@@ -35,16 +36,16 @@ def _softmax_weights(s, c, shift, HAS_BIAS: tl.constexpr):
     return tl.math.exp2(tl.minimum((s - shift) * c, 0.0)) if HAS_BIAS else tl.math.exp2(s * c - shift)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def query_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, shift_ptr, delta_ptr, bias_ptr, partials_ptr, n_partials,
     patterns, row_ids, column_ranges, work_items, row_mask, column_ids,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt, sbs,
-    scale, n_rows, H, groups, n_blocks, active, skip_shift,
+    scale, n_rows, n_columns, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     N_RANGES: tl.constexpr, HAS_PATTERNS: tl.constexpr, HAS_ROW_IDS: tl.constexpr, ROW_MASK: tl.constexpr,
     SKIP_MODULUS: tl.constexpr, HAS_COLUMN_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_FIRST: tl.constexpr,
-    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr, IS_SHORTER: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a block of queries; if not IS_FIRST, add it to the stored one."""
     pid = tl.program_id(0)
@@ -73,6 +74,9 @@ def query_kernel(
             index = _load_columns(
                 x, n_full, total, block_ranges, column_ids, skip_shift, N_RANGES, SKIP_MODULUS, HAS_COLUMN_IDS
             )
+            if IS_SHORTER:
+                exists = index < n_columns
+                index = tl.minimum(index, n_columns - 1)
             k = _load_tile(k_base, index, sks, D, DP, INT64_OFFSETS)
             v = _load_tile(v_base, index, svs, E, EP, INT64_OFFSETS)
             s = _matmul_transposed(q, k, PRECISION)
@@ -82,6 +86,8 @@ def query_kernel(
                 s = _add_bias(s, at, scale)
             if t >= n_full // N:
                 s = _apply_row_mask(s, t * N - n_full, total - n_full, low, high, bits, M, N, ROW_MASK)
+            if IS_SHORTER:
+                s = tl.where(exists[None, :], s, float("-inf"))
             p = _softmax_weights(s, c, shift[:, None], HAS_BIAS)
             ds = p * (dp - delta[:, None])
             dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -99,7 +105,7 @@ def query_kernel(
             _store_partial(partials_ptr, bh.to(tl.int64) * n_partials + partial, dq, M, DP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def key_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, shift_ptr, delta_ptr, bias_ptr, dk_partials, dv_partials, n_partials,
     patterns, row_ids, column_ranges, work_items, row_mask, column_ids,
@@ -109,7 +115,7 @@ def key_kernel(
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     N_RANGES: tl.constexpr, HAS_PATTERNS: tl.constexpr, HAS_ROW_IDS: tl.constexpr, ROW_MASK: tl.constexpr,
     SKIP_MODULUS: tl.constexpr, HAS_COLUMN_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_FIRST: tl.constexpr,
-    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr, IS_SHORTER: tl.constexpr,
     VALUES_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of keys and values, over all query heads that share them.
@@ -149,6 +155,9 @@ def key_kernel(
                 index = _load_columns(
                     x, n_full, total, block_ranges, column_ids, skip_shift, N_RANGES, SKIP_MODULUS, HAS_COLUMN_IDS
                 )
+                if IS_SHORTER:
+                    exists = index < n_queries
+                    index = tl.minimum(index, n_queries - 1)
                 q = _load_tile(q_base, index, sqt, D, DP, INT64_OFFSETS)
                 do = _load_tile(do_base, index, sgt, E, EP, INT64_OFFSETS)
                 shift = tl.load(shift_base + index)
@@ -161,6 +170,8 @@ def key_kernel(
                     s = _add_bias(s, at, scale)
                 if t >= n_full // N:
                     s = _apply_row_mask(s, t * N - n_full, total - n_full, low, high, bits, M, N, ROW_MASK)
+                if IS_SHORTER:
+                    s = tl.where(exists[None, :], s, float("-inf"))
                 p = _softmax_weights(s, c, shift[None, :], HAS_BIAS)
                 dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
                 if not VALUES_FIRST:
@@ -195,7 +206,7 @@ def _store_partial(part, number, value, M: tl.constexpr, W: tl.constexpr):
     tl.store(at, value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def sum_partials_kernel(
     x_ptr, partials_ptr, n_partials, patterns, row_ids, reductions, sxb, sxh, sxs, n_rows, H, groups, n_blocks, active,
     D: tl.constexpr, DP: tl.constexpr, M: tl.constexpr, HAS_ROW_IDS: tl.constexpr, IS_FIRST: tl.constexpr,

@@ -7,7 +7,8 @@ queries; in the gradients of keys and values, rows are keys, and the lists are t
 atomic additions, so results repeat bit for bit.
 
 Letters: M rows of a block, N columns of a tile, D and E the widths of keys and values, DP and EP these widths rounded
-up to a power of two. Scores are in base-2 units inside the kernels; the stored log-sum-exp is natural."""
+up to a power of two. IS_SHORTER: the call has fewer columns than its plan. Scores are in base-2 units inside the
+kernels; the stored log-sum-exp is natural."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -21,6 +22,8 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LARGEST = tl.constexpr(1e38)
+VARYING = ("n_rows", "n_columns", "n_queries", "n_blocks", "active", "n_partials")
+"""Sizes that vary from call to call: a value that is 1 or a multiple of 16 selects no other compiled kernel."""
 
 
 @triton.jit
@@ -88,8 +91,8 @@ def _load_rows(n, pattern, n_blocks, n_rows, row_ids, M: tl.constexpr, HAS_ROW_I
     r = tl.arange(0, M)
     if HAS_ROW_IDS:
         row = tl.load(row_ids + n * M + r)
-        valid = row >= 0
-        row = tl.maximum(row, 0)
+        valid = (row >= 0) & (row < n_rows)
+        row = tl.minimum(tl.maximum(row, 0), n_rows - 1)
     else:
         row = n * M + r
         valid = row < n_rows
@@ -148,16 +151,16 @@ def _add_bias(s, at, scale):
     return s * scale + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, partials_ptr, state_ptr, n_partials,
     patterns, row_ids, column_ranges, work_items, row_mask, column_ids,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sbb, sbh, sbt, sbs,
-    scale, n_rows, H, groups, n_blocks, active, skip_shift,
+    scale, n_rows, n_columns, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     N_RANGES: tl.constexpr, HAS_PATTERNS: tl.constexpr, HAS_ROW_IDS: tl.constexpr, ROW_MASK: tl.constexpr,
     SKIP_MODULUS: tl.constexpr, HAS_COLUMN_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_FIRST: tl.constexpr,
-    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr, IS_SHORTER: tl.constexpr,
 ):  # fmt: skip
     """Compute out and log-sum-exp of a block of queries; if not IS_FIRST, merge them with the stored ones."""
     pid = tl.program_id(0)
@@ -194,6 +197,9 @@ def forward_kernel(
             index = _load_columns(
                 x, n_full, total, block_ranges, column_ids, skip_shift, N_RANGES, SKIP_MODULUS, HAS_COLUMN_IDS
             )
+            if IS_SHORTER:
+                exists = index < n_columns
+                index = tl.minimum(index, n_columns - 1)
             k = _load_tile(k_base, index, sks, D, DP, INT64_OFFSETS)
             s = _matmul_transposed(q, k, PRECISION)
             if HAS_BIAS:
@@ -201,6 +207,8 @@ def forward_kernel(
                 s = _add_bias(s, at, scale)
             if t >= n_full // N:
                 s = _apply_row_mask(s, t * N - n_full, total - n_full, low, high, bits, M, N, ROW_MASK)
+            if IS_SHORTER:
+                s = tl.where(exists[None, :], s, float("-inf"))
             # With a bias of 1e38 the rounding error of a product exceeds any exponent, so subtract first.
             new = tl.maximum(row_max, tl.max(s, 1) if HAS_BIAS else tl.max(s, 1) * c)
             base = tl.where(new == float("-inf"), 0.0, new)  # a row may have no visible column so far
@@ -244,7 +252,7 @@ def _store_output(
     tl.store(lse_base + row, lse, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def merge_partials_kernel(
     o_ptr, lse_ptr, partials_ptr, state_ptr, n_partials, patterns, row_ids, reductions,
     sob, soh, sot, n_rows, H, n_blocks, active,
@@ -287,7 +295,7 @@ def merge_partials_kernel(
         _store_output(acc, row_max, denominator, o_base, lse_base, row, valid, sot, E, EP, HAS_BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def prepare_kernel(
     o_ptr, do_ptr, lse_ptr, shift_ptr, delta_ptr, sob, soh, sot, sgb, sgh, sgt, n_rows, H,
     E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, HAS_BIAS: tl.constexpr,

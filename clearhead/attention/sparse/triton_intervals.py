@@ -7,7 +7,8 @@ forward kernel and the gradient of the queries, rows are queries; in the gradien
 columns are queries. There are no atomic additions, so results repeat bit for bit.
 
 Letters: M rows of a block, N columns of a tile, R intervals per row, D and E the widths of keys and values, DP and EP
-these widths rounded up to a power of two. Strides are in units of ALIGN elements. Scores are in base-2 units inside the
+these widths rounded up to a power of two. GROUPS query heads share a key/value head; it is a constant, because a loop
+over one head then takes no registers. Strides are in units of ALIGN elements. Scores are in base-2 units inside the
 kernels; the stored log-sum-exp is natural."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
@@ -23,10 +24,10 @@ from clearhead.attention.sparse.row_intervals import TESTED
 from clearhead.attention.sparse.triton_forward import LARGEST, LN2, LOG2E, _matmul_transposed
 
 _TESTED = tl.constexpr(TESTED)
-_SIZES = ["T", "S", "H", "groups", "query_offset", "n_blocks", "patterns_stride", "ids_stride", "ids2_stride"]
+_SIZES = ["T", "S", "H", "query_offset", "n_blocks", "patterns_stride", "ids_stride", "ids2_stride"]
 _STRIDES = [
     "sqb", "sqh", "sqt", "skb", "skh", "sks", "svb", "svh", "svs", "sob", "soh", "sot", "sgb", "sgh", "sgt",
-    "sdb", "sdh", "sdt", "sxb", "sxh", "sxs", "syb", "syh", "sys", "sbb", "sbh", "sbt", "sbs",
+    "sdb", "sdh", "sdt", "sxb", "sxh", "sxs", "syb", "syh", "sys", "sbb", "sbh", "sbt",
 ]  # fmt: skip
 
 
@@ -199,8 +200,9 @@ def _weights(s, c, shift, HAS_BIAS: tl.constexpr):
 @_unspecialized
 def interval_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, bounds_ptr, ids_ptr, ids2_ptr,
-    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sbb, sbh, sbt, sbs,
-    scale, T, S, H, groups, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sbb, sbh, sbt,
+    scale, T, S, H, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    GROUPS: tl.constexpr, BIAS_STEP: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr, ALIGN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -222,8 +224,8 @@ def interval_forward_kernel(
         low, high, tested, low2, high2, tested2, valid, N, R
     )
     q = _load_rows(q_ptr + (b * sqb + h * sqh) * ALIGN, first, T, sqt * ALIGN, M, D, DP)
-    k_base = k_ptr + (b * skb + h // groups * skh) * ALIGN
-    v_base = v_ptr + (b * svb + h // groups * svh) * ALIGN
+    k_base = k_ptr + (b * skb + h // GROUPS * skh) * ALIGN
+    v_base = v_ptr + (b * svb + h // GROUPS * svh) * ALIGN
     bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt
     row_max = tl.full([M], float("-inf"), tl.float32)
     denominator = tl.zeros([M], tl.float32)
@@ -236,7 +238,9 @@ def interval_forward_kernel(
         s = _matmul_transposed(q, k, PRECISION)
         if HAS_BIAS:
             in_bias = valid[:, None] & (column < S)[None, :]
-            s = _with_bias(s, tl.load(bias_row + column[None, :].to(tl.int64) * sbs, mask=in_bias, other=0.0), scale)
+            s = _with_bias(
+                s, tl.load(bias_row + column[None, :].to(tl.int64) * BIAS_STEP, mask=in_bias, other=0.0), scale
+            )
         if (t < first_full) | (t >= end_full):
             s = _hide(
                 s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, S, 0,
@@ -261,8 +265,9 @@ def interval_forward_kernel(
 @_unspecialized
 def interval_query_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, dq_ptr, lse_ptr, delta_ptr, bias_ptr, bounds_ptr, ids_ptr, ids2_ptr,
-    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt, sbs,
-    scale, T, S, H, groups, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sgb, sgh, sgt, sdb, sdh, sdt, sbb, sbh, sbt,
+    scale, T, S, H, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    GROUPS: tl.constexpr, BIAS_STEP: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr, ALIGN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -290,8 +295,8 @@ def interval_query_kernel(
     lse = tl.load(lse_ptr + bh.to(tl.int64) * T + row, mask=valid, other=float("-inf"))
     shift = _shift(lse, HAS_BIAS)
     tl.store(delta_ptr + bh.to(tl.int64) * T + row, delta, mask=valid)
-    k_base = k_ptr + (b * skb + h // groups * skh) * ALIGN
-    v_base = v_ptr + (b * svb + h // groups * svh) * ALIGN
+    k_base = k_ptr + (b * skb + h // GROUPS * skh) * ALIGN
+    v_base = v_ptr + (b * svb + h // GROUPS * svh) * ALIGN
     bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt
     dq = tl.zeros([M, DP], tl.float32)
     c = LOG2E if HAS_BIAS else scale * LOG2E
@@ -304,7 +309,9 @@ def interval_query_kernel(
         dp = _matmul_transposed(do, v, PRECISION)
         if HAS_BIAS:
             in_bias = valid[:, None] & (column < S)[None, :]
-            s = _with_bias(s, tl.load(bias_row + column[None, :].to(tl.int64) * sbs, mask=in_bias, other=0.0), scale)
+            s = _with_bias(
+                s, tl.load(bias_row + column[None, :].to(tl.int64) * BIAS_STEP, mask=in_bias, other=0.0), scale
+            )
         if (t < first_full) | (t >= end_full):
             s = _hide(
                 s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, S, 0,
@@ -319,15 +326,16 @@ def interval_query_kernel(
 @_unspecialized
 def interval_key_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, bias_ptr, bounds_ptr, ids_ptr, ids2_ptr,
-    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sxb, sxh, sxs, syb, syh, sys, sbb, sbh, sbt, sbs,
-    scale, T, S, H, groups, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sgb, sgh, sgt, sxb, sxh, sxs, syb, syh, sys, sbb, sbh, sbt,
+    scale, T, S, H, query_offset, n_blocks, patterns_stride, ids_stride, ids2_stride,
+    GROUPS: tl.constexpr, BIAS_STEP: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr, ALIGN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of keys and values, over all query heads that share them."""
     pid = tl.program_id(0)
-    K = H // groups
+    K = H // GROUPS
     bk = pid // n_blocks
     first = pid % n_blocks * M  # under a causal mask, most queries see the first keys
     b = (bk // K).to(tl.int64)
@@ -347,20 +355,21 @@ def interval_key_kernel(
     dk = tl.zeros([M, DP], tl.float32)
     dv = tl.zeros([M, EP], tl.float32)
     c = LOG2E if HAS_BIAS else scale * LOG2E
-    for g in range(groups):
-        h = h_kv * groups + g
+    for g in range(GROUPS):
+        h = h_kv * GROUPS + g
         q_base = q_ptr + (b * sqb + h * sqh) * ALIGN
         do_base = do_ptr + (b * sgb + h * sgh) * ALIGN
         lse_base = lse_ptr + (b * H + h) * T
         delta_base = delta_ptr + (b * H + h) * T
-        bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbs
+        bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * BIAS_STEP
         for t in range(n_tiles):
             at = _tile_start(t, start, n_first, start2, N, R)
             column = at + tl.arange(0, N)
             q = _load_rows(q_base, at, T, sqt * ALIGN, N, D, DP)
             do = _load_rows(do_base, at, T, sgt * ALIGN, N, E, EP)
-            shift = _shift(tl.load(lse_base + column, mask=column < T, other=float("-inf")), HAS_BIAS)
-            delta = tl.load(delta_base + column, mask=column < T, other=0.0)
+            existing = tl.minimum(column, T - 1)  # not a mask, with which loads would not run ahead
+            shift = _shift(tl.load(lse_base + existing), HAS_BIAS)
+            delta = tl.load(delta_base + existing)
             s = _matmul_transposed(k, q, PRECISION)
             if HAS_BIAS:
                 in_bias = valid[:, None] & (column < T)[None, :]

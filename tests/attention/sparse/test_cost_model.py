@@ -107,3 +107,18 @@ def test_beats_sdpa_in_float32_requires_a_sparser_mask():
         rates = rates_for(gpu, dtype)
         choices[dtype] = [kernel.beats_sdpa(mask_plan, 32, 64, True, rates) for mask_plan in plans.values()]
     assert choices == {torch.float32: [True, False], torch.bfloat16: [True, True]}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_predicted_time_of_a_small_call_is_its_host_time(backward):
+    costs = H200.training if backward else H200.forward
+    plain, masked = AttentionWork(dense=10.0), AttentionWork(masked=10.0, leaves=2)
+    assert H200.sdpa_ms(plain, width=64, backward=backward) == costs.sdpa_host
+    assert H200.sdpa_ms(masked, width=64, backward=backward) == costs.sdpa_host + 2 * costs.leaf_host
+    assert H200.interval_ms(pairs=10, rows=1, width=64, backward=backward) == costs.interval_host
+
+
+def test_predicted_time_of_a_large_call_is_its_device_time():
+    work = AttentionWork(masked=1e11, leaves=2)
+    assert H200.sdpa_ms(work, width=64, backward=True) == H200.milliseconds(work, width=64, backward=True)
+    assert H200.interval_ms(pairs=1e11, rows=1e6, width=64, backward=True) > 100 * H200.training.interval_host

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead._core.caches import clear_caches
-from clearhead.attention.sparse.plan import Blocking, plan
+from clearhead.attention.sparse.plan import Blocking, plan, planned_length
 from clearhead.masks import (
     allow,
     blocks,
@@ -268,3 +268,27 @@ def test_predicted_ms_is_proportional_to_work():
     near, far = (mask_plan.predicted_ms(heads=32) for mask_plan in sizes)
     assert 3 < far / near < 12
     assert sizes[0].predicted_ms(heads=32, backward=True) > 3 * near
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(0, 0), (1, 64), (64, 64), (1000, 1024), (1025, 1152), (4096, 4096), (20_000, 20_480)]
+)
+def test_planned_length_is_rounded_up_to_an_eighth_of_an_octave(length, expected):
+    assert planned_length(length) == expected
+
+
+def test_planned_lengths_of_an_octave_are_few():
+    lengths = {planned_length(length) for length in range(2048, 4097)}
+    assert len(lengths) == 9
+    assert all(planned_length(length) <= 1.125 * length + 1 for length in range(2048, 4097))
+
+
+@pytest.mark.parametrize("S", [1, 2, 40, 63, 64])
+@pytest.mark.parametrize("mask", [every(4, start=3), window(1, 1) | every(4) | prefix(9)], ids=str)
+def test_dense_columns_of_a_shorter_call_are_those_below_its_length(mask, S):
+    mask_plan = plan(mask, 64, blocking=Blocking(32, 32, 4, False))
+    columns, evenly_spaced = mask_plan.dense_columns_below(S)
+    all_columns = mask_plan.dense_columns.tolist()
+    assert ([] if columns is None else columns.tolist()) == [column for column in all_columns if column < S]
+    if evenly_spaced is not None:
+        assert list(range(S))[slice(*evenly_spaced)] == columns.tolist()

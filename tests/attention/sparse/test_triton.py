@@ -41,6 +41,8 @@ CASES = [
     ("documents & causal()", (2, 2, 2, 53, 53, 16, 16), 0, "float32", None, False, False),
     ("allow by head", (1, 2, 1, 37, 37, 16, 16), 0, "float32", None, False, False),
 ]  # fmt: skip
+SHORTER = (0, 2, 4, 5, 8, 9, 13)
+"""Cases that also run with a plan for 13 more queries and keys."""
 EXAMPLES = 12
 
 
@@ -77,7 +79,7 @@ def bias_of(kind, shape, query_offset, generator):
         return module(T, S, query_offset, "cpu")[None]
 
 
-def errors(mask, shape, query_offset, dtype, bias, blocking, generator):
+def errors(mask, shape, query_offset, dtype, bias, blocking, generator, longer=0):
     """Return, for out, dq, dk, dv, the errors of the kernels and of the reference, and the rounding tolerance."""
     import torch
 
@@ -90,7 +92,7 @@ def errors(mask, shape, query_offset, dtype, bias, blocking, generator):
         torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
         for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
     )
-    mask_plan = plan(mask, T, S, query_offset=query_offset, blocking=blocking)
+    mask_plan = plan(mask, T + longer, S + longer, query_offset=query_offset, blocking=blocking)
 
     def run(way, inputs, grad):
         inputs = [x.clone().requires_grad_() for x in inputs]
@@ -123,8 +125,8 @@ def assert_small(rows):
         assert row["fast"] <= 2 * row["plain"] + row["rounding"], (name, row)
 
 
-def run_case(number):
-    """Run a case in the interpreting process."""
+def run_case(number, longer=0):
+    """Run a case in the interpreting process, with a plan for some more queries and keys."""
     import torch
 
     from clearhead.attention.sparse import launch
@@ -134,7 +136,7 @@ def run_case(number):
     generator = torch.Generator().manual_seed(number)
     mask = mask_of(text, shape, generator)
     bias = bias_of(kind, shape, query_offset, generator)
-    return errors(mask, shape, query_offset, getattr(torch, name), bias, small_blocking(dense), generator)
+    return errors(mask, shape, query_offset, getattr(torch, name), bias, small_blocking(dense), generator, longer)
 
 
 def small_blocking(dense):
@@ -191,6 +193,12 @@ def test_kernel_error_is_at_most_twice_the_reference(results, number):
 
 
 @needs_triton
+@pytest.mark.parametrize("number", SHORTER, ids=lambda n: f"{CASES[n][0]} {CASES[n][1]}")
+def test_kernel_with_plan_of_longer_sequence_matches_reference(results, number):
+    assert_small(results["shorter"][SHORTER.index(number)])
+
+
+@needs_triton
 def test_kernels_with_large_blocks_match_reference(results):
     """Their tiles differ, and the gradient of the keys computes its products in another order."""
     assert results["long"]["block_rows"] == [64, 64]
@@ -223,7 +231,9 @@ def main():
     long = launch.Tiles(large, large, large)
     launch.tiles_for = lambda dtype, width: launch.Tiles(tile, tile, tile, long)
     cases = [run_case(number) for number in range(len(CASES))]
-    print(json.dumps({"cases": cases, "expressions": run_random_expressions(), "long": run_long_lists()}))
+    shorter = [run_case(number, longer=13) for number in SHORTER]
+    expressions = run_random_expressions()
+    print(json.dumps({"cases": cases, "shorter": shorter, "expressions": expressions, "long": run_long_lists()}))
 
 
 if __name__ == "__main__":

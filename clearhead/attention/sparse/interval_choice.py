@@ -1,0 +1,122 @@
+"""Calls of the kernel of row intervals: which masks it runs, whether it is predicted to be faster, and the call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.attention.inputs import AttentionInputs, mask_to_bhts, to_bhtd
+from clearhead.attention.normalizers import Softmax
+from clearhead.attention.sparse import interval_cpu
+from clearhead.attention.sparse.cost_model import AttentionWork, rates_for
+from clearhead.attention.sparse.interval_op import attend_intervals, attend_intervals_in_graph
+from clearhead.attention.sparse.plan import sdpa_work
+from clearhead.attention.sparse.row_intervals import (
+    MAX_SIZE,
+    ROW_INTERVALS,
+    RowIntervals,
+    estimate_pairs,
+    intervals_of,
+)
+from clearhead.masks import Causal, Or
+from clearhead.masks.pair_interval import PairIntervals
+
+
+def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
+    """Return the mask as intervals if the kernel of row intervals runs the call, else None."""
+    from clearhead.attention.sparse.kernel import blocking_for  # which imports this module
+
+    mask, bias = inputs.mask, inputs.bias
+    if mask is None or (bias is not None and bias.requires_grad):
+        return None
+    is_cuda = inputs.q.is_cuda
+    if mask.is_structural and not is_cuda:
+        return None  # the plan of a structural mask is cached, and its kernel for CPUs is faster
+    if not torch.compiler.is_compiling() and max(inputs.T + inputs.query_offset, inputs.S) > MAX_SIZE:
+        return None
+    if len(inputs.q.shape) != 4 and mask.batch_shape:
+        return None
+    intervals = intervals_of(mask)
+    if intervals is None or not mask.is_structural or torch.compiler.is_compiling():
+        return intervals
+    parts = mask.parts if isinstance(mask, Or) else (mask,)
+    if any([isinstance(part, Causal) for part in parts]):  # which a dense kernel computes, if there is one
+        has_dense = inputs.T == inputs.S and inputs.query_offset == 0 and blocking_for(inputs).dense_causal
+        return None if has_dense else intervals
+    if len(intervals) > 1 and not _is_short(inputs, intervals):
+        return None  # a plan splits long rows among several programs
+    return intervals
+
+
+def _is_short(inputs: AttentionInputs, intervals: PairIntervals) -> bool:
+    """Return whether the kernel of row intervals takes less time than the launches of a plan."""
+    from clearhead.attention.sparse.kernel import work_key  # which imports this module
+
+    heads, width, backward, dtype, _ = work_key(inputs)
+    rates = rates_for(inputs.q.device, dtype)
+    pairs = estimate_pairs(tuple([x[:7] for x in intervals]), inputs.T, inputs.S, inputs.query_offset) * heads
+    interval_ms = rates.interval_ms(pairs=pairs, rows=inputs.T * heads, width=width, backward=backward)
+    return interval_ms < (rates.training if backward else rates.forward).plan_host
+
+
+def row_intervals_for(inputs: AttentionInputs, intervals: PairIntervals) -> RowIntervals:
+    """Return the row intervals of a validated call."""
+    mask = inputs.mask
+    assert mask is not None
+    return ROW_INTERVALS.get(intervals, mask.versions, inputs.T, inputs.S, inputs.query_offset, inputs.q.device)
+
+
+def intervals_beat_sdpa_on_cpu(inputs: AttentionInputs, rows: RowIntervals) -> bool:
+    """Return whether the kernel of row intervals is predicted to be faster than SDPA; reads the intervals."""
+    from clearhead.attention.sparse.kernel import work_key  # which imports this module
+
+    heads, width, backward, dtype, sdpa_dtype = work_key(inputs)
+    sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
+    pairs, blocks = interval_cpu.work(rows, inputs.T)
+    heads_per_pattern = heads // max(rows.bounds.shape[0], 1)
+    sparse_work = AttentionWork(partial=pairs * heads_per_pattern, launches=blocks)
+    sparse_ms = sparse_rates.milliseconds(sparse_work, width=width, backward=backward)
+    assert inputs.mask is not None
+    work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
+    return sparse_ms < sdpa_rates.milliseconds(work, width=width, backward=backward)
+
+
+def intervals_beat_sdpa(inputs: AttentionInputs, intervals: PairIntervals) -> bool:
+    """Return whether the kernel of row intervals is predicted to be faster than SDPA on a GPU, without reading data."""
+    from clearhead.attention.sparse.kernel import work_key  # which imports this module
+
+    heads, width, backward, dtype, sdpa_dtype = work_key(inputs)
+    sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
+    pairs = estimate_pairs(tuple([x[:7] for x in intervals]), inputs.T, inputs.S, inputs.query_offset) * heads
+    sparse_ms = sparse_rates.interval_ms(pairs=pairs, rows=inputs.T * heads, width=width, backward=backward)
+    assert inputs.mask is not None
+    work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
+    return sparse_ms < sdpa_rates.sdpa_ms(work, width=width, backward=backward)
+
+
+def run_intervals(inputs: AttentionInputs, rows: RowIntervals | None) -> Tensor:
+    """Run the kernel of row intervals; `rows` is None while a graph is compiled, which computes them."""
+    assert isinstance(inputs.normalizer, Softmax)
+    dot = inputs.scores.as_dot(inputs.q)
+    assert dot is not None
+    (q, scale), lead = dot, inputs.q.shape[:-3]
+    scale = scale / inputs.normalizer.temperature
+    k, v = inputs.k, inputs.v
+    bias = None if inputs.bias is None else bias_bhts(inputs, lead)
+    if len(lead) != 1:
+        q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
+    if rows is not None:
+        out = attend_intervals(q, k, v, bias, rows, scale)
+    else:
+        intervals = usable_intervals(inputs)
+        assert intervals is not None
+        out = attend_intervals_in_graph(q, k, v, bias, intervals, inputs.query_offset, scale)
+    return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
+
+
+def bias_bhts(inputs: AttentionInputs, lead: torch.Size) -> Tensor:
+    """Return the bias with four dimensions, divided by the temperature."""
+    bias = inputs.scaled_bias()
+    if len(lead) != 1 and bias.requires_grad:
+        bias = bias.to(inputs.acc_dtype)  # before it is expanded, so that its gradient is summed in this dtype
+    return mask_to_bhts(bias, lead)
