@@ -29,6 +29,8 @@ _PANELS = {
     "beam_panel": ("beam_search",),
     "intervention_panel": ("intervene",),
     "causal_panel": ("causal_map",),
+    "interpret_panel": ("logit_lens", "explain_token", "patching_grid", "induction", "neurons"),
+    "tour_panel": ("tour",),
     "digit_panel": ("classify_digit",),
     "speech_panel": ("listen",),
     "mask_panel": ("mask", "mask_catalogue"),

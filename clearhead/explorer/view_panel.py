@@ -20,7 +20,7 @@ from clearhead.models import CTCEncoder, VisionTransformer
 _MAX_WALKTHROUGH_TOKENS = 256
 
 
-def _attention_report(request: ModelRequest, context: RequestContext) -> AttentionReport:
+def attention_report(request: ModelRequest, context: RequestContext) -> AttentionReport:
     """Return the attention report of an input."""
     pipeline = context.registry.model(request.model)
     if isinstance(pipeline.model, VisionTransformer):
@@ -45,7 +45,7 @@ def _attention_report(request: ModelRequest, context: RequestContext) -> Attenti
 @torch.no_grad()
 def attention(request: ModelRequest, context: RequestContext) -> JSONObject:
     """Return the attention weights of every layer, as the data of a report page."""
-    report = _attention_report(request, context)
+    report = attention_report(request, context)
     context.checkpoint()
     is_long = len(report.default_map.rows) > _MAX_WALKTHROUGH_TOKENS
 
@@ -59,7 +59,7 @@ def attention(request: ModelRequest, context: RequestContext) -> JSONObject:
 @torch.no_grad()
 def report_page(request: ModelRequest, context: RequestContext) -> JSONObject:
     """Return the attention report as one self-contained HTML page."""
-    return {"html": _attention_report(request, context).html()}
+    return {"html": attention_report(request, context).html()}
 
 
 @action(ModelRequest)

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
 ]
 CONTRAST = (Path(__file__).parents[1] / "support" / "contrast.js").read_text(encoding="utf-8").partition("\n")[2]
-PANELS = ["model", "intervention", "by_hand", "mask", "cost", "claims", "exercises"]
+PANELS = ["model", "tour", "intervention", "interpret", "by_hand", "mask", "cost", "claims", "exercises"]
 HOUSE = "model=en-es&text=The+house+is+red."
 
 
@@ -159,6 +159,47 @@ def test_answer_and_attention_are_above_the_fold(tab):
         assert tab.page.locator(selector).bounding_box()["y"] < limit, selector
     groups = tab.page.locator(".tab-title").all_inner_texts()
     assert [group.capitalize() for group in groups] == ["Model", "Learn", "Plan"]
+
+
+def test_interpret_panel_links_a_part_to_its_ablation(tab):
+    tab.open("interpret?model=en-es&text=The+house+is+red.&view=why&step=1")
+    tab.wait_for_view("why")
+    assert tab.page.locator(".why .confirmed").count() > 0
+    chip = tab.page.locator(".source-chip").first
+    token = chip.get_attribute("data-token")
+    chip.hover()
+    tab.page.wait_for_selector(f".answer-line .token-hover[data-token={token}]")
+    for name, view in (("Logit lens", "lens"), ("Neurons", "neurons")):
+        tab.page.get_by_role("button", name=name).click()
+        tab.wait_for_view(view)
+    tab.page.get_by_role("button", name="Why this token?").click()
+    tab.wait_for_view("why")
+    tab.page.locator(".why a").first.click()
+    tab.page.wait_for_selector(".heat td.edited")
+
+
+def test_tour_has_seven_steps_that_lead_to_their_views(tab):
+    tab.open("tour?model=sort-dedup&text=D+A+C")
+    tab.ready("tour 7")
+    links = tab.page.locator(".tour-list a")
+    assert links.count() == 7
+    addresses = [links.nth(i).get_attribute("href") for i in range(7)]
+    assert {address[1:].partition("?")[0] for address in addresses} == {"model", "interpret", "intervention"}
+    links.nth(2).click()
+    tab.wait_for_view("attention")
+
+
+def test_drawing_opens_on_attention_and_follows_a_token(tab):
+    tab.open(f"model?{HOUSE}&view=steps")
+    tab.wait_for_view("steps")
+    assert "softmax" in tab.page.locator("#step .strip [aria-current=true]").inner_text()
+    assert tab.page.locator(".flow .part").count() == 7
+    tab.page.locator(".flow .part").first.click()
+    tab.page.wait_for_selector(".flow .part[aria-pressed=true] b:has-text('Q')")
+    before = tab.page.locator("#step h2").inner_text()
+    tab.page.get_by_role("button", name="Follow one token").click()
+    tab.page.wait_for_selector(".framed i")
+    tab.page.wait_for_function("before => document.querySelector('#step h2').textContent !== before", arg=before)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

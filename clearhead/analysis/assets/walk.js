@@ -3,7 +3,7 @@
 // `data` and `signal` are defined by the surrounding page or ES module.
 const { steps, sections, predictions } = data;
 const at = (id) => document.getElementById(id);
-const state = { step: 0, head: 0 };
+const state = { step: 0, head: 0, token: null };
 const sectionOf = steps.map((_, i) => sections.findIndex((section) => section.first <= i && i <= section.last));
 
 // Create an element with attributes and children; strings become text nodes.
@@ -109,6 +109,14 @@ function drawing() {
       draw("path", { d: "M0 0L6 3L0 6z" }))));
   columnTitles(stacks).forEach((title, c) => svg.append(svgText(title, c * COLUMN + SIDE + WIDE / 2, 16, "column", "middle")));
   svg.append(...boxes, ...placed.flatMap((node) => edges(node, nodeOf, placed)), ...loop(placed), ...placed.map(box));
+  const now = placed.find((node) => node.first <= state.step && state.step <= node.last);
+  if (following && now) { // a dot moves from box to box
+    const dot = draw("circle", { class: "dot", r: 7, cx: 0, cy: 0 }), where = `translate(${now.x + WIDE / 2}px, ${now.y + HIGH / 2}px)`;
+    dot.style.transform = drawing.before ?? where;
+    svg.append(dot);
+    requestAnimationFrame(() => requestAnimationFrame(() => { dot.style.transform = where; }));
+    drawing.before = where;
+  }
   at("drawing").replaceChildren(svg);
   const here = svg.querySelector(".here"), frame = at("drawing");
   if (here && frame.scrollHeight > frame.clientHeight)
@@ -190,11 +198,62 @@ function article(i, live = true) {
     make("p", { class: "place" }, [section.title, section.order, step.branch].filter(Boolean).join(" · ")),
     make("h2", {}, `${i}. ${step.name}`),
     live ? strip(section) : null,
+    live && step.branch.includes("attention") ? attentionFigure(i) : null,
     make("p", { class: "formula" }, step.formula), sizes,
     make("p", { class: "explanation" }, step.explanation),
     step.note ? make("p", { class: "remark" }, step.note) : null,
     sourceLinks(step), step.module ? make("p", { class: "module-path inputs" }, step.module) : null,
     make("div", { class: "values" }, ...values(step)));
+}
+// The matrices of one head, from Q, K and V to the output, drawn to one scale. A click selects a matrix, whose values are
+// then shown below; the row of the followed token is framed.
+const FLOW = [["q", "Q"], ["k", "K"], ["scores", "scores"], ["mask", "mask"], ["weights", "softmax"], ["v", "V"], ["heads", "output of the head"]];
+const BETWEEN = ["", "·", "=", "+", "→", "·", "="];
+function attentionFigure(i) {
+  const { module, branch, section } = steps[i], members = new Map();
+  steps.forEach((step, j) => { if (step.branch === branch && step.section === section && step.kind !== "words") members.set(step.role, j); });
+  const shown = FLOW.filter(([role]) => members.has(role)), at = (role) => headRows(steps[members.get(role)]);
+  if (!members.has("weights")) return null;
+  const columns = shown.reduce((sum, [role]) => sum + at(role)[0].length, 0), room = Math.max(300, (document.getElementById("step")?.clientWidth || 900) - 40 * shown.length - 20);
+  const widest = Math.max(...shown.map(([role]) => at(role)[0].length)), tallest = Math.max(...shown.map(([role]) => at(role).length));
+  const unit = Math.max(1.5, Math.min(14, 200 / tallest, Math.max(room / columns, Math.min(7, room / widest / 2.3))));
+  const parts = shown.flatMap(([role, title], k) => {
+    const j = members.get(role), rows = at(role), button = make("button", { type: "button", class: "part", "aria-pressed": String(j === state.step), onclick: () => go({ step: j }) },
+      framed(heatCanvas(rows, scale(role, rows), unit * rows[0].length, unit * rows.length), steps[j], rows, unit, role), make("b", {}, title), make("small", {}, `${rows.length} × ${role === "q" || role === "k" || role === "v" || role === "heads" ? steps[j].shape.at(-1) : rows[0].length}`));
+    return [...(k ? [make("span", { class: "operator", "aria-hidden": "true" }, BETWEEN[FLOW.findIndex(([name]) => name === role)])] : []), button];
+  });
+  const count = steps[members.get("weights")].values.length;
+  const pick = make("div", { class: "choices", role: "group", "aria-label": "Head" }, ...Array.from({ length: Math.min(count, 32) }, (_, head) => make("button", { type: "button", "aria-pressed": String(head === state.head), onclick: () => go({ head }) }, String(head))));
+  const follow = make("button", { type: "button", class: "follow", onclick: () => followToken() }, following ? "❚❚ Stop" : "▶ Follow one token");
+  return make("figure", { class: "flow" }, make("div", { class: "flow-bar" }, make("span", { class: "remark" }, "Head "), pick, follow), make("div", { class: "flow-row" }, ...parts), make("figcaption", { class: "remark" }, `All matrices are drawn to one scale. Select one to see its values.${state.token === null ? "" : ` The framed row is “${trimmed(steps[members.get("weights")].rows[state.token] ?? "")}”.`}`));
+}
+// The rows of the selected head.
+const headRows = (step) => (step.shape.length > 2 ? step.values[Math.min(state.head, step.values.length - 1)] : step.values);
+// Add the value under the pointer as a tooltip, and the frame of the followed token.
+function framed(canvas, step, rows, unit, role) {
+  canvas.addEventListener("pointermove", (event) => {
+    const j = Math.floor(event.offsetX / unit), i = Math.floor(event.offsetY / unit), value = rows[i]?.[j];
+    if (value !== undefined) canvas.title = `${trimmed(step.rows[i] ?? String(i))}${step.columns.length ? ` → ${trimmed(step.columns[j] ?? "")}` : `, feature ${j}`}: ${role === "mask" ? (value ? "may attend" : "hidden") : number(value)}`;
+  });
+  const box = make("span", { class: "framed" }, canvas);
+  if (state.token !== null && !["k", "v"].includes(role) && state.token < rows.length) {
+    const frame = make("i", {});
+    Object.assign(frame.style, { top: `${unit * state.token - 1}px`, height: `${unit + 2}px` });
+    box.append(frame);
+  }
+  return box;
+}
+// Move through the steps with one token, until the output; with reduced motion, one step per click.
+let following = 0;
+function followToken() {
+  if (following) { clearInterval(following); following = 0; return go({}); }
+  state.token ??= Math.max(0, (steps[state.step].rows.length || 1) - 1);
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return go({ step: state.step + 1 });
+  following = setInterval(() => {
+    if (signal.aborted || state.step >= steps.length - 1) { clearInterval(following); following = 0; if (!signal.aborted) go({}); return; }
+    go({ step: state.step + 1 });
+  }, 900);
+  go({});
 }
 function strip(section) {
   const buttons = [];
@@ -255,7 +314,7 @@ function vectors(step, rows, norms, paint) {
   const head = make("tr", {}, make("th"), make("th", {}, `${rows[0].length < rest ? `${rows[0].length} of ` : ""}${rest.toLocaleString("en")}`),
     ...Array.from({ length: first }, (_, j) => make("th", {}, String(j))), make("th", {}, "norm"));
   return make("table", { class: "rows" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) => make("tr", {},
-    make("th", { scope: "row" }, trimmed(step.rows[i] ?? "")), make("td", {}, heatCanvas([row], paint, width, 14)),
+    rowHeading(step, i, trimmed(step.rows[i] ?? "")), make("td", {}, heatCanvas([row], paint, width, 14)),
     ...row.slice(0, first).map((value) => make("td", { class: "n" }, number(value))),
     make("td", { class: "n" }, number(norms[i]))))));
 }
@@ -275,7 +334,14 @@ function matrix(step, rows, paint) {
   };
   const head = make("tr", {}, make("th", {}, "query ↓ key →"), ...step.columns.map((name) => make("th", { scope: "col" }, trimmed(name))));
   return make("table", { class: "grid" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) =>
-    make("tr", {}, make("th", { scope: "row" }, trimmed(step.rows[i])), ...row.map(cell)))));
+    make("tr", {}, rowHeading(step, i, trimmed(step.rows[i])), ...row.map(cell)))));
+}
+// The heading of a token's row; a surrounding page highlights the token by its name, "s3" or "t5".
+function rowHeading(step, i, text) {
+  const axis = step.symbols.find((symbol) => symbol === "S" || symbol === "T");
+  const cell = make("th", { scope: "row" }, text);
+  if (axis) cell.dataset.token = `${axis.toLowerCase()}${i}`;
+  return cell;
 }
 const named = (tokens) => `${trimmed(tokens[0])} … ${trimmed(tokens[tokens.length - 1])}`;
 
@@ -334,6 +400,9 @@ const fillList = (target, pairs) => at(target).append(...pairs.map(([name, value
 at("title").textContent = data.title;
 fillList("facts", Object.entries(data.metadata));
 fillList("sizes", Object.entries(data.sizes).map(([letter, size]) => [letter, `${size.toLocaleString("en")} ${data.symbols[letter] ?? ""}`]));
+// Open on the attention weights: of the first cross-attention layer, or else of the first layer.
+const maps = steps.map((_, i) => i).filter((i) => steps[i].role === "weights");
+state.step = maps.find((i) => steps[i].branch === "cross-attention") ?? maps[0] ?? 0;
 restore();
 go({}, false);
 const api = { go, state };

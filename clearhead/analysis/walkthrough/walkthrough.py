@@ -41,7 +41,7 @@ from clearhead.nn.modes import eval_mode, iter_modules
 TOP_K = 5
 NEW_TOKENS = 8  # for open-ended text
 SIDE = 64  # maximum cells per side of a matrix in JSON
-_NUMBERS = 1024  # values of the vectors of one step in JSON, over all tokens
+_NUMBERS = 4096  # values of the vectors of one step in JSON, over all tokens
 _LEAST, _MOST = 8, 64  # minimum and maximum values of one vector in JSON
 _ROWS = 256  # tokens whose vectors are included
 

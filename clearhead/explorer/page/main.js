@@ -2,7 +2,7 @@
 import { make, toggle } from "./tools.js";
 
 const GROUPS = [
-  ["Model", [["model", "Run"], ["intervention", "Interventions"]]],
+  ["Model", [["model", "Run"], ["tour", "Tour"], ["intervention", "Interventions"], ["interpret", "Interpret"]]],
   ["Learn", [["by_hand", "By hand"], ["mask", "Masks"], ["claims", "Claims"], ["exercises", "Exercises"]]],
   ["Plan", [["cost", "Cost"]]],
 ];

@@ -370,6 +370,9 @@ def test_walkthrough_page_in_browser(tmp_path):
     walk = hello_walkthrough()
     results = run_script_in_page(tmp_path, walk.html(), "walk.js")
     assert results["title"] == walk.title
+    assert results["opened"][1] == "Decoder block 0 · pre-norm · cross-attention"
+    assert results["opened"][0].endswith(". Softmax")
+    assert results["flow"] == ["Q", "K", "scores", "mask", "softmax", "V", "output of the head"]
     assert results["start"] == "0. Characters"
     assert results["next"] == "1. Tokens and their ids"
     assert {"Encoder block 0: Self-attention", "Decoder block 0: Masked self-attention"} < set(results["nodes"])

@@ -2,6 +2,9 @@
 report(async () => {
   const heading = () => text("#step h2");
   const cells = () => all("#step .grid tbody tr").map((line) => [...line.querySelectorAll("td")].map((cell) => cell.textContent));
+  results.opened = [heading(), text("#step .place")];
+  results.flow = all("#step .flow .part b").map((name) => name.textContent);
+  key("Home");
   await ready("0/0");
   results.title = text("#title");
   results.start = heading();

@@ -1,0 +1,25 @@
+// Tour: seven steps about the current run. Every sentence is computed, and links to the view that shows it.
+import { answerLine } from "./output.js";
+import { SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, make, pane, progress, ready, status } from "./tools.js";
+
+export function open(box, initial, { signal, remember }) {
+  const state = { ...SUBJECT, ...initial }, requests = new Latest(signal), stage = pane("tour-steps"), save = () => remember(state, SUBJECT);
+  const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); });
+  const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading() });
+  modelLayout(box, subject, answer, stage);
+
+  function onRun(run) {
+    answer.show(run, run.next ? null : subject.shownStep);
+    stage.loading("Computing the tour …");
+    requests.run((stop) => ask("tour", subject.input, { signal: stop, onProgress: progress }), ({ steps }) => {
+      status("");
+      const shared = Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
+      const hrefOf = ({ panel, state: place }) => `#${panel}?${new URLSearchParams({ ...shared, ...place })}`;
+      stage.show(make("ol", { className: "tour-list" }, ...steps.map((step) => make("li", {}, make("h2", { textContent: step.title }), make("p", { textContent: step.sentence }), make("a", { href: hrefOf(step), textContent: "Show it →" })))));
+      ready(`tour ${steps.length}`);
+    }, (error) => { status(""); stage.fail(error.message); ready("error"); }, 150);
+  }
+
+  subject.open();
+}
