@@ -1,12 +1,11 @@
-"""Attention of one new token per row over a static KV cache: write the new key and value, then attend to all slots.
+"""Attention of one new token per row over a static KV cache: write the new key and value, then attend to the used part.
 
-The cache is a tensor (R, K, S, D) that is never reallocated. Everything that changes from step to step is a tensor on
-the device: the new token is written to `slot`, `n_used` slots are in use, `bias` shifts or hides (−∞) single slots, and
-with `parents` slot j of row r is read from row parents[r, j], so that beam search need not copy the cache. Thus a step
-runs the same operators at every length and can be captured in a CUDA graph. `decode_attention` runs a Triton kernel if
-possible, else `decode_attention_reference`, which is the definition.
+The cache is a tensor (slots, K, S, D) that is never reallocated, and every row has a length. Everything that changes
+from step to step is a tensor on the device, so a step runs the same operators at every length and can be captured in a
+CUDA graph. Position p of a row is stored at index p modulo S, so a cache that is shorter than the sequence is a ring
+buffer. `decode_attention` runs a Triton kernel if possible, else `decode_attention_reference`, which is the definition.
 
-    R rows   H query heads   K key/value heads   D head width   S slots in the cache   P prompts
+    R rows   H query heads   K key/value heads   D head width   S indices per slot   P prompts
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import runs_triton
 
 Heads: TypeAlias = Float[Tensor, "R H D"]
-KVTensor: TypeAlias = Float[Tensor, "R K S D"]
+KVTensor: TypeAlias = Float[Tensor, "slots K S D"]
 
 # On a CPU, naive attention is faster than SDPA for at least this many rows and at most this many elements of keys.
 _NAIVE_MIN_ROWS = 16
@@ -29,12 +28,12 @@ _NAIVE_MAX_KEY_ELEMENTS = 1 << 20
 
 
 class DecodeSlots(NamedTuple):
-    """The slots of the cache that a decode step writes and reads. All tensors are on the device."""
+    """The part of the cache that each row of a decode step uses. All tensors are on the device."""
 
-    slot: Tensor  # () int64: slot of the new token
-    n_used: Tensor  # () int64: number of slots in use, including the new one
-    bias: Tensor | None  # (R or 1, H or 1, S) float32, added to the scores; −∞ hides a slot
-    parents: Tensor | None  # (R, S) int32: the row that stores each slot; None: the same row
+    slots: Tensor  # (R,) int64: slot of each row
+    lengths: Tensor  # (R,) int64: number of tokens in the cache, without the new one; its position is this number
+    bias: Tensor | None = None  # (R or 1, H or 1, S) float32, added to the scores; −∞ hides an index
+    parents: Tensor | None = None  # (R, S) int32: the slot that stores each index, which beams share
 
 
 class RotaryCosSin(NamedTuple):
@@ -45,50 +44,69 @@ class RotaryCosSin(NamedTuple):
 
 
 def decode_attention(
-    qkv: Float[Tensor, "R heads D"],
+    heads: Float[Tensor, "R heads D"],
     k: KVTensor,
     v: KVTensor,
     slots: DecodeSlots,
     *,
     scale: float,
+    softcap: float | None = None,
     rotary: RotaryCosSin | None = None,
+    writes: bool = True,
 ) -> Heads:
-    """Write the new keys and values to the cache and attend to all slots in use.
+    """Attend from the new token of each row to the used part of its slot.
 
-    The heads of `qkv` are H queries, K keys and K values.
+    Args:
+        heads: H queries, K keys and K values; with `writes=False`, as for encoder outputs, H queries only.
+        k: Keys in the cache.
+        v: Values in the cache.
+        slots: Which part of the cache each row uses.
+        scale: Factor of the scores.
+        softcap: Scores s become softcap · tanh(s / softcap).
+        rotary: Rotation of the new queries and keys.
+        writes: Whether the new keys and values are written to the cache first.
+
+    Returns:
+        The outputs; zeros for rows without keys.
     """
-    if runs_triton(qkv) and qkv.dtype != torch.float64 and qkv.shape[-1] <= 256:
+    if runs_triton(heads) and heads.dtype != torch.float64 and heads.shape[-1] <= 256:
         from clearhead.attention.decode_triton import launch
 
-        return launch(qkv, k, v, slots, scale, rotary)
-    return decode_attention_reference(qkv, k, v, slots, scale=scale, rotary=rotary)
+        return launch(heads, k, v, slots, scale, softcap, rotary, writes=writes)
+    return decode_attention_reference(heads, k, v, slots, scale=scale, softcap=softcap, rotary=rotary, writes=writes)
 
 
 def decode_attention_reference(
-    qkv: Float[Tensor, "R heads D"],
+    heads: Float[Tensor, "R heads D"],
     k: KVTensor,
     v: KVTensor,
     slots: DecodeSlots,
     *,
     scale: float,
+    softcap: float | None = None,
     rotary: RotaryCosSin | None = None,
+    writes: bool = True,
 ) -> Heads:
     """Compute `decode_attention` with torch operations of fixed shapes."""
     K, S = k.shape[1:3]
-    H = qkv.shape[1] - 2 * K
-    q, k_new, v_new = qkv.split((H, K, K), dim=1)
-    if rotary is not None:
-        q = apply_rotary(q, rotary)
-        k_new = apply_rotary(k_new, rotary)
-    slot = slots.slot.reshape(1)
-    k.index_copy_(2, slot, k_new[:, :, None])
-    v.index_copy_(2, slot, v_new[:, :, None])
-    if slots.parents is not None:
-        rows = slots.parents.long()
-        columns = torch.arange(S, device=k.device)
-        k, v = (x.transpose(1, 2)[rows, columns].transpose(1, 2) for x in (k, v))
-    unused = torch.arange(S, device=k.device) >= slots.n_used  # (S,)
-    return naive_attention(q, k, v, slots.bias, unused, scale)
+    n_used = slots.lengths
+    q = heads
+    if writes:
+        q, k_new, v_new = heads.split((heads.shape[1] - 2 * K, K, K), dim=1)
+        if rotary is not None:
+            q = apply_rotary(q, rotary)
+            k_new = apply_rotary(k_new, rotary)
+        index = slots.lengths % S
+        k[slots.slots, :, index] = k_new
+        v[slots.slots, :, index] = v_new
+        n_used = n_used + 1
+    if slots.parents is None:
+        keys, values = k[slots.slots], v[slots.slots]
+    else:
+        parents, columns = slots.parents.long(), torch.arange(S, device=k.device)
+        keys, values = (x.transpose(1, 2)[parents, columns].transpose(1, 2) for x in (k, v))
+    unused = torch.arange(S, device=k.device) >= n_used[:, None]  # (R, S)
+    return naive_attention(q, keys, values, slots.bias, unused[:, None], scale, softcap=softcap)
 
 
 def cross_attention(
@@ -102,7 +120,7 @@ def cross_attention(
     if R == P and prefer_naive(q, k, bias):
         return naive_attention(q, k, v, bias, None, scale, never_empty=True)
     queries = q.view(P, R // P, H, D).transpose(1, 2)  # (P, H, R/P, D)
-    mask = None if bias is None else bias[:, :, None]
+    mask = None if bias is None else bias[:, :, None].to(q.dtype)
     out = torch.nn.functional.scaled_dot_product_attention(
         queries, k, v, attn_mask=mask, scale=scale, enable_gqa=H != k.shape[1]
     )
@@ -124,20 +142,23 @@ def naive_attention(
     hidden: Tensor | None,
     scale: float,
     *,
+    softcap: float | None = None,
     never_empty: bool = False,
 ) -> Heads:
-    """Return softmax(q kᵀ · scale + bias) v over the slots that are not hidden, or zeros if there are none."""
+    """Return softmax(cap(q kᵀ · scale) + bias) v over the keys that are not hidden, or zeros if there are none."""
     acc_dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
     k, v = (x.to(acc_dtype) if groups == 1 else x.to(acc_dtype).repeat_interleave(groups, dim=1) for x in (k, v))
     scores = ((q.to(acc_dtype) * scale)[:, :, None] * k).sum(-1)  # (R, H, S)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     if bias is not None:
         scores = scores + bias
     if hidden is None and (never_empty or bias is None):
         return (scores.softmax(-1)[..., None] * v).sum(-2).to(q.dtype)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
-        # Unused slots may contain NaN, and 0 · NaN is NaN.
+        # Unused indices may contain NaN, and 0 · NaN is NaN.
         v = v.masked_fill(hidden[..., None], 0.0)
     weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(acc_dtype).tiny)

@@ -1,9 +1,11 @@
-"""Triton kernel of `decode_attention`: one program per row, query head and split of the cache.
+"""Triton kernel of `decode_attention`: one program per row, key/value head and split of the used part (flash-decoding).
 
-The program whose split contains the new slot starts its online softmax with the new key and value, which it has in
-registers, so no slot is written and read again within a launch. The first block of the cache is loaded before the
-queries are ready (programmatic dependent launch). If the cache is split, the program that finishes last combines the
-partial results; a counter identifies it, and it resets the counter to 0 for the next launch.
+The query heads that share a key/value head are computed together, on tensor cores, so that keys and values are loaded
+once. The number of splits is fixed, and their size follows from the length of the row, on the device; splits without
+keys end at once. The program whose split contains the new token starts its online softmax with the new key and value,
+which it has in registers. The first block of the cache is loaded before the queries are ready (programmatic dependent
+launch). If several splits have keys, the one that finishes last combines their partial results, in a fixed order; a
+counter identifies it, and it resets the counter to 0 for the next launch.
 """
 
 # Arguments of Triton functions are pointers and tiles, which have no Python types.
@@ -22,163 +24,219 @@ from clearhead.ops.pdl import pdl_options, pdl_wait, zeroed_counters
 
 __all__ = ["launch"]
 
-_MIN_PROGRAMS = 1024  # with fewer rows times heads, the cache is split to reach this number
-_ONE_WARP_PAIRS = 192  # from this many rows times heads, a program is one warp
-_MAX_SPLITS = 16
+_TARGET_PROGRAMS = 768  # with fewer rows times heads, rows are split to reach this number
+_ONE_WARP_PAIRS = 192  # from this many rows times heads, a program of a single query head is one warp
+_MAX_SPLITS = 64
+_MIN_BLOCKS = 4  # of a split, if there are several
 
 
 @triton.jit
-def _rotate(x, pointer, start, d, is_rotated, cos, sin, row, HALF: tl.constexpr):
-    """Return x (D,), loaded from pointer + start, with its first 2·HALF features rotated."""
-    partner = tl.where(d < HALF, d + HALF, d - HALF)
-    paired = tl.load(pointer + start + partner, mask=is_rotated, other=0.0).to(tl.float32)
-    angle = row * HALF + tl.where(d < HALF, d, d - HALF)
-    c = tl.load(cos + angle, mask=is_rotated, other=1.0)
-    s = tl.load(sin + angle, mask=is_rotated, other=0.0)
-    return x * c + tl.where(d < HALF, -paired, paired) * s
+def _load_heads(pointer, at, d, valid, cos, sin, angle_row, HALF: tl.constexpr):
+    """Load heads at the offsets `at` (heads, 1) in float32, with their first 2·HALF features rotated, and rounded."""
+    x = tl.load(pointer + at + d[None, :], mask=valid, other=0.0).to(tl.float32)
+    if HALF > 0:
+        is_rotated = d < 2 * HALF
+        partner = tl.where(d < HALF, d + HALF, d - HALF)
+        paired = tl.load(pointer + at + partner[None, :], mask=valid & is_rotated[None, :], other=0.0).to(tl.float32)
+        angle = angle_row * HALF + tl.where(d < HALF, d, d - HALF)
+        c = tl.load(cos + angle, mask=is_rotated, other=1.0)
+        s = tl.load(sin + angle, mask=is_rotated, other=0.0)
+        x = x * c[None, :] + tl.where(d < HALF, -1.0, 1.0)[None, :] * paired * s[None, :]
+        x = x.to(pointer.dtype.element_ty).to(tl.float32)  # once, as the values in the cache are
+    return x
 
 
 @triton.jit
 def _load_keys_values(
-    k, v, parents, row, kv_head, j, valid, d, in_width, S, kr, kh, ks, vr, vh, vs, HAS_PARENTS: tl.constexpr
+    k, v, parents, slot, row, kv_head, j, valid, d, in_width, S, ks, kh, kj, vs, vh, vj, HAS_PARENTS: tl.constexpr
 ):
-    """Load keys and values (slots, D) of the slots j for which `valid` is True."""
-    rows = row + tl.zeros_like(j).to(tl.int64)
+    """Load keys and values (indices, D) at the indices j for which `valid` is True."""
+    stored = slot + tl.zeros_like(j).to(tl.int64)
     if HAS_PARENTS:
-        rows = tl.load(parents + row * S + j, mask=valid, other=0).to(tl.int64)
-    offsets = j.to(tl.int64)
+        stored = tl.load(parents + row * S + j, mask=valid, other=0).to(tl.int64)
+    j = j.to(tl.int64)
     loaded = valid[:, None] & in_width[None, :]
-    keys = tl.load(k + (rows * kr + kv_head * kh + offsets * ks)[:, None] + d[None, :], mask=loaded, other=0.0)
-    values = tl.load(v + (rows * vr + kv_head * vh + offsets * vs)[:, None] + d[None, :], mask=loaded, other=0.0)
+    keys = tl.load(k + (stored * ks + kv_head * kh + j * kj)[:, None] + d[None, :], mask=loaded, other=0.0)
+    values = tl.load(v + (stored * vs + kv_head * vh + j * vj)[:, None] + d[None, :], mask=loaded, other=0.0)
     return keys, values
 
 
 @triton.jit
-def _attend(
-    qkv, k, v, out, slot_pointer, n_used_pointer, bias, parents, cos, sin, partials, sums, finished,
-    S, scale, kr, kh, ks, vr, vh, vs, br, bh, tr,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr, N_SPLITS: tl.constexpr, USE_PDL: tl.constexpr,
+def _capped(scores, softcap, HAS_CAP: tl.constexpr):
+    """Return softcap · tanh(scores / softcap)."""
+    if HAS_CAP:
+        scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
+    return scores
+
+
+@triton.jit
+def decode_kernel(
+    heads, k, v, out, slots, lengths, bias, parents, cos, sin, partials, sums, finished,
+    S, scale, softcap, ks, kh, kj, vs, vh, vj, br, bh, tr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr,
+    WRITES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_CAP: tl.constexpr,
+    BLOCK: tl.constexpr, MIN_BLOCKS: tl.constexpr, N_SPLITS: tl.constexpr, CHUNK: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Attend from one query head to one split of the cache."""
+    """Attend from the H/K query heads of a key/value head, padded to G, to one split of a row."""
     pair, split = tl.program_id(0), tl.program_id(1)
-    row, head = (pair // H).to(tl.int64), pair % H
-    kv_head = head // (H // K)
+    row, kv_head = (pair // K).to(tl.int64), pair % K
+    N_HEADS: tl.constexpr = H // K
     d = tl.arange(0, DP)
     in_width = d < D
-    first = split * SPLIT
-    # Earlier steps wrote all slots but the new one, so the first block can be loaded before the queries are ready.
-    slot = tl.load(slot_pointer, cache_modifier=".cg").to(tl.int32)
-    n_used = tl.load(n_used_pointer, cache_modifier=".cg").to(tl.int32)
+    g = tl.arange(0, G)
+    head = kv_head * N_HEADS + g
+    valid = (g < N_HEADS)[:, None] & in_width[None, :]
+    # Earlier steps wrote all tokens but the new one, so the first block can be loaded before the queries are ready.
+    length = tl.load(lengths + row, cache_modifier=".cg").to(tl.int32)
+    slot = tl.load(slots + row, cache_modifier=".cg").to(tl.int64)
+    new = length * 0 - 1
+    n_used = length
+    if WRITES:
+        new = length % S
+        n_used = tl.minimum(length + 1, S)
+    size = tl.maximum(tl.cdiv(tl.cdiv(n_used, N_SPLITS), BLOCK), MIN_BLOCKS) * BLOCK
+    n_splits = tl.maximum(tl.cdiv(n_used, size), 1)
+    first = split * size
+    if split >= n_splits:
+        return
+    end = tl.minimum(first + size, n_used)
     j = first + tl.arange(0, BLOCK)
-    valid = (j < n_used) & (j < first + SPLIT) & (j != slot)
     keys, values = _load_keys_values(
-        k, v, parents, row, kv_head, j, valid, d, in_width, S, kr, kh, ks, vr, vh, vs, HAS_PARENTS
-    )
+        k, v, parents, slot, row, kv_head, j, (j < end) & (j != new), d, in_width, S, ks, kh, kj, vs, vh, vj,
+        HAS_PARENTS,
+    )  # fmt: skip
     pdl_wait(USE_PDL)
-    q_start = (row * (H + 2 * K) + head) * D
-    k_start = (row * (H + 2 * K) + H + kv_head) * D
-    q = tl.load(qkv + q_start + d, mask=in_width, other=0.0).to(tl.float32)
-    k_new = tl.load(qkv + k_start + d, mask=in_width, other=0.0).to(tl.float32)
-    v_new = tl.load(qkv + k_start + K * D + d, mask=in_width, other=0.0).to(tl.float32)
-    if HALF > 0:
-        is_rotated = d < 2 * HALF
-        q = _rotate(q, qkv, q_start, d, is_rotated, cos, sin, row * tr, HALF)
-        k_new = _rotate(k_new, qkv, k_start, d, is_rotated, cos, sin, row * tr, HALF)
-        # Round once after the rotation, as the values in the cache are.
-        q, k_new = q.to(qkv.dtype.element_ty).to(tl.float32), k_new.to(qkv.dtype.element_ty).to(tl.float32)
-    q = q * scale
-    has_new_slot = (slot >= first) & (slot < first + SPLIT)
-    if has_new_slot & (head % (H // K) == 0):
-        tl.store(k + row * kr + kv_head * kh + slot.to(tl.int64) * ks + d, k_new.to(k.dtype.element_ty), mask=in_width)
-        tl.store(v + row * vr + kv_head * vh + slot.to(tl.int64) * vs + d, v_new.to(v.dtype.element_ty), mask=in_width)
-
-    new_score = tl.sum(q * k_new, axis=0)
-    if HAS_BIAS:
-        new_score += tl.load(bias + row * br + head * bh + slot)
-    new_score = tl.where(has_new_slot, new_score, -float("inf"))
-    m = tl.maximum(new_score, -1e30)
-    weight = tl.exp(new_score - m)
-    total = weight
-    acc = v_new * weight
-
-    for start in range(first, tl.minimum(first + SPLIT, n_used), BLOCK):
-        if start > first:
-            j = start + tl.arange(0, BLOCK)
-            valid = (j < n_used) & (j < first + SPLIT) & (j != slot)
-            keys, values = _load_keys_values(
-                k, v, parents, row, kv_head, j, valid, d, in_width, S, kr, kh, ks, vr, vh, vs, HAS_PARENTS
-            )
-        scores = tl.sum(keys.to(tl.float32) * q[None, :], axis=1)
+    start_of_row = row * ((H + 2 * K) if WRITES else H) * D
+    q = _load_heads(heads, start_of_row + head[:, None] * D, d, valid, cos, sin, row * tr, HALF)
+    m = tl.full((G,), -1e30, tl.float32)
+    total = tl.zeros((G,), tl.float32)
+    acc = tl.zeros((G, DP), tl.float32)
+    if WRITES:
+        has_new = (new >= first) & (new < end)
+        one = in_width[None, :]
+        at = start_of_row + (H + kv_head + tl.zeros((1, 1), tl.int32)) * D
+        k_new = _load_heads(heads, at, d, one, cos, sin, row * tr, HALF)
+        v_new = tl.load(heads + at + K * D + d[None, :], mask=one, other=0.0)
+        if has_new:
+            key_at = slot * ks + kv_head * kh + new.to(tl.int64) * kj + d[None, :]
+            tl.store(k + key_at, k_new.to(k.dtype.element_ty), mask=one)
+            value_at = slot * vs + kv_head * vh + new.to(tl.int64) * vj + d[None, :]
+            tl.store(v + value_at, v_new.to(v.dtype.element_ty), mask=one)
+        score = _capped(tl.sum(q * k_new, axis=1) * scale, softcap, HAS_CAP)
         if HAS_BIAS:
-            scores += tl.load(bias + row * br + head * bh + j, mask=valid, other=0.0)
-        scores = tl.where(valid, scores, -float("inf"))
-        new_max = tl.maximum(m, tl.max(scores, axis=0))
-        weights = tl.exp(scores - new_max)
+            score += tl.load(bias + row * br + head * bh + new, mask=g < N_HEADS, other=0.0)
+        score = tl.where(has_new, score, -float("inf"))
+        m = tl.maximum(score, m)
+        total = tl.exp(score - m)
+        acc = v_new.to(tl.float32) * total[:, None]
+    for start in range(first, end, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        loaded = (j < end) & (j != new)
+        after = j + BLOCK  # the next block is loaded while this one is used
+        next_keys, next_values = _load_keys_values(
+            k, v, parents, slot, row, kv_head, after, (after < end) & (after != new), d, in_width,
+            S, ks, kh, kj, vs, vh, vj, HAS_PARENTS,
+        )  # fmt: skip
+        if G == 1:
+            scores = tl.sum(keys.to(tl.float32) * q, axis=1)[None, :]
+        else:
+            scores = tl.dot(q.to(keys.dtype), tl.trans(keys), input_precision="ieee")
+        scores = _capped(scores * scale, softcap, HAS_CAP)
+        if HAS_BIAS:
+            biases = bias + row * br + head[:, None] * bh + j[None, :]
+            scores += tl.load(biases, mask=(g < N_HEADS)[:, None] & loaded[None, :], other=0.0)
+        scores = tl.where(loaded[None, :], scores, -float("inf"))
+        new_max = tl.maximum(m, tl.max(scores, axis=1))
+        weights = tl.exp(scores - new_max[:, None])
         rescale = tl.exp(m - new_max)
-        acc = acc * rescale + tl.sum(values.to(tl.float32) * weights[:, None], axis=0)
-        total = total * rescale + tl.sum(weights, axis=0)
+        if G == 1:
+            weighted = tl.sum(values.to(tl.float32) * tl.trans(weights), axis=0)[None, :]
+        else:
+            weighted = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        acc = acc * rescale[:, None] + weighted
+        total = total * rescale + tl.sum(weights, axis=1)
         m = new_max
-
-    if N_SPLITS == 1:
-        result = acc / tl.maximum(total, 1e-38)
-        tl.store(out + (row * H + head) * D + d, result.to(out.dtype.element_ty), mask=in_width)
+        keys = next_keys
+        values = next_values
+    results = out + (row * H + head[:, None]) * D + d[None, :]
+    if n_splits == 1:
+        tl.store(results, (acc / tl.maximum(total, 1e-38)[:, None]).to(out.dtype.element_ty), mask=valid)
     else:
-        index = pair * N_SPLITS + split
-        tl.store(partials + index * DP + d, acc)
-        tl.store(sums + index * 2, m)
-        tl.store(sums + index * 2 + 1, total)
+        base = pair * N_SPLITS
+        tl.store(partials + ((base + split) * G + g[:, None]) * DP + d[None, :], acc)
+        tl.store(sums + (base + split) * 2 * G + g, m)
+        tl.store(sums + ((base + split) * 2 + 1) * G + g, total)
         tl.debug_barrier()
-        before = tl.atomic_add(finished + pair, 1, sem="acq_rel")
-        if before == N_SPLITS - 1:
-            all_splits = pair * N_SPLITS + tl.arange(0, N_SPLITS)
-            ms = tl.load(sums + all_splits * 2, cache_modifier=".cg")
-            totals = tl.load(sums + all_splits * 2 + 1, cache_modifier=".cg")
-            accs = tl.load(partials + all_splits[:, None] * DP + d[None, :], cache_modifier=".cg")
-            rescales = tl.exp(ms - tl.max(ms, axis=0))
-            result = tl.sum(accs * rescales[:, None], axis=0) / tl.maximum(tl.sum(totals * rescales, axis=0), 1e-38)
-            tl.store(out + (row * H + head) * D + d, result.to(out.dtype.element_ty), mask=in_width)
+        if tl.atomic_add(finished + pair, 1, sem="acq_rel") == n_splits - 1:
+            s = base + tl.arange(0, N_SPLITS)
+            has_keys = (tl.arange(0, N_SPLITS) < n_splits)[:, None]
+            ms = tl.load(sums + s[:, None] * 2 * G + g[None, :], mask=has_keys, other=-1e30, cache_modifier=".cg")
+            top = tl.max(ms, axis=0)
+            acc = tl.zeros((G, DP), tl.float32)
+            total = tl.zeros((G,), tl.float32)
+            for start in range(0, n_splits, CHUNK):
+                c = start + tl.arange(0, CHUNK)
+                used = (c < n_splits)[:, None]
+                pairs = sums + (base + c)[:, None] * 2 * G + g[None, :]
+                factor = tl.exp(tl.load(pairs, mask=used, other=-float("inf"), cache_modifier=".cg") - top[None, :])
+                total += tl.sum(tl.load(pairs + G, mask=used, other=0.0, cache_modifier=".cg") * factor, axis=0)
+                part = ((base + c)[:, None, None] * G + g[None, :, None]) * DP + d[None, None, :]
+                accs = tl.load(partials + part, mask=used[:, :, None], other=0.0, cache_modifier=".cg")
+                acc += tl.sum(accs * factor[:, :, None], axis=0)
+            tl.store(results, (acc / tl.maximum(total, 1e-38)[:, None]).to(out.dtype.element_ty), mask=valid)
             tl.store(finished + pair, 0)
 
 
-def launch(qkv: Tensor, k: Tensor, v: Tensor, slots: DecodeSlots, scale: float, rotary: RotaryCosSin | None) -> Tensor:
+def launch(
+    heads: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: DecodeSlots,
+    scale: float,
+    softcap: float | None,
+    rotary: RotaryCosSin | None,
+    *,
+    writes: bool,
+) -> Tensor:
     """Run `decode_attention` as one kernel launch."""
-    R, heads, D = qkv.shape
+    R, n_heads, D = heads.shape
     K, S = k.shape[1:3]
-    H = heads - 2 * K
-    block, split_size, n_splits, warps = _launch_shape(S, R * H)
-    out = torch.empty(R, H, D, dtype=qkv.dtype, device=qkv.device)
-    padded_width = triton.next_power_of_2(D)
+    H = n_heads - 2 * K if writes else n_heads
+    G = 1 if H == K else max(16, triton.next_power_of_2(H // K))
+    block, n_splits, warps = _launch_shape(S, R * K, G)
+    out = torch.empty(R, H, D, dtype=heads.dtype, device=heads.device)
+    DP = max(16, triton.next_power_of_2(D))
     partials = sums = finished = out
     if n_splits > 1:
-        partials = torch.empty(R * H * n_splits, padded_width, dtype=torch.float32, device=qkv.device)
-        sums = torch.empty(R * H * n_splits, 2, dtype=torch.float32, device=qkv.device)
-        finished = zeroed_counters(R * H, qkv.device)
+        partials = torch.empty(R * K * n_splits * G, DP, dtype=torch.float32, device=heads.device)
+        sums = torch.empty(R * K * n_splits * 2, G, dtype=torch.float32, device=heads.device)
+        finished = zeroed_counters(R * K, heads.device)
     bias, parents = slots.bias, slots.parents
-    _attend[(R * H, n_splits)](
-        qkv, k, v, out, slots.slot, slots.n_used,
+    decode_kernel[(R * K, n_splits)](
+        heads, k, v, out, slots.slots, slots.lengths,
         out if bias is None else bias,
         out if parents is None else parents,
         out if rotary is None else rotary.cos,
         out if rotary is None else rotary.sin,
         partials, sums, finished,
-        S, scale, k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
+        S, scale, 1.0 if softcap is None else softcap,
+        k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[1] == 1 else bias.stride(1),
         0 if rotary is None or rotary.cos.shape[0] == 1 else 1,
-        H=H, K=K, D=D, DP=padded_width, HALF=0 if rotary is None else rotary.cos.shape[1],
-        HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None,
-        BLOCK=block, SPLIT=split_size, N_SPLITS=n_splits,
-        num_warps=warps, **pdl_options(qkv),
+        H=H, K=K, D=D, DP=DP, G=G, HALF=0 if rotary is None else rotary.cos.shape[1],
+        WRITES=writes, HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None, HAS_CAP=softcap is not None,
+        BLOCK=block, MIN_BLOCKS=_MIN_BLOCKS, N_SPLITS=n_splits, CHUNK=min(n_splits, 16 if G == 1 else 8),
+        num_warps=warps, **pdl_options(heads),
     )  # fmt: skip
     return out
 
 
-def _launch_shape(S: int, pairs: int) -> tuple[int, int, int, int]:
-    """Return slots per block, slots per split, number of splits (a power of two) and warps, as measured on an H200."""
-    block = min(32 if pairs >= _ONE_WARP_PAIRS or S <= 512 else 64, triton.next_power_of_2(S))
+def _launch_shape(S: int, pairs: int, G: int) -> tuple[int, int, int]:
+    """Return the indices per block, the number of splits (a power of two) and the warps of a program."""
+    is_narrow = G == 1 and pairs >= _ONE_WARP_PAIRS
+    block = min(32 if is_narrow else 64, max(16, triton.next_power_of_2(S)))
     n_splits = 1
-    while n_splits < _MAX_SPLITS and pairs * n_splits < _MIN_PROGRAMS and S > n_splits * block:
+    while n_splits < _MAX_SPLITS and pairs * n_splits < _TARGET_PROGRAMS and S > n_splits * block:
         n_splits *= 2
-    return block, triton.cdiv(triton.cdiv(S, n_splits), block) * block, n_splits, 1 if pairs >= _ONE_WARP_PAIRS else 4
+    return block, n_splits, 1 if is_narrow else 4

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.errors import ConfigError
-from clearhead.generation.decoder import CapturableDecoder, IncrementalDecoder
+from clearhead.generation.decoder import ContinuousDecoder, IncrementalDecoder, size_bucket
 from clearhead.generation.logits_processors import LogitsProcessingDecoder
 from clearhead.generation.options import BeamSearch
+from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated
 from clearhead.generation.sampling import to_float32, topk, topk_logprobs
 from clearhead.generation.token_loop import GenerationLoop, logits_error
@@ -28,20 +29,25 @@ from clearhead.generation.token_loop import GenerationLoop, logits_error
 _STEPS_PER_SYNC = 4  # steps that a GPU makes between host syncs
 
 
-def beam_search(
-    decoder: IncrementalDecoder, beam: BeamSearch, max_new_tokens: int, stops: tuple[int, ...]
-) -> Generated:
+def beam_search(decoder: IncrementalDecoder, request: SearchRequest) -> Generated:
     """Return the `n_best` sequences of each prompt."""
+    beam = request.strategy
+    assert isinstance(beam, BeamSearch)
     try:
-        divisor = float(max_new_tokens) ** beam.length_penalty
+        divisor = float(request.max_new_tokens) ** beam.length_penalty
     except OverflowError:
         divisor = math.inf
     if not 0 < divisor < math.inf:
         raise ConfigError(
-            f"BeamSearch: length_penalty is {beam.length_penalty!r} and max_new_tokens {max_new_tokens}; expected a "
-            "power of the length within the range of a float: usually 0 to 2"
+            f"BeamSearch: length_penalty is {beam.length_penalty!r} and max_new_tokens {request.max_new_tokens}; "
+            "expected a power of the length within the range of a float: usually 0 to 2"
         )
-    return BeamLoop(decoder, beam, max_new_tokens, stops).run(_STEPS_PER_SYNC)
+    if not isinstance(decoder, ContinuousDecoder):
+        return BeamLoop(decoder, request).run()
+    n = max(1, decoder.max_rows // beam.width)
+    parts = [range(i, min(i + n, decoder.n_prompts)) for i in range(0, decoder.n_prompts, n)]
+    pad_id = request.stop_ids[0] if request.stop_ids else 0
+    return concatenate([BeamLoop(decoder.subset(part), request).run() for part in parts], pad_id)
 
 
 class _Sequences(NamedTuple):
@@ -70,50 +76,88 @@ class _Sequences(NamedTuple):
             target.copy_(source)
 
 
+class _BeamState(NamedTuple):
+    """The tensors that a step changes, and those that it depends on."""
+
+    live: _Sequences
+    pool: _Sequences  # finished sequences
+    n: Tensor  # (1,) number of new ids
+    is_done: Tensor  # (P,)
+    n_finished: Tensor  # (P,)
+    invalid_step: Tensor  # (P,) the first step with invalid logits, or −1
+    stop_ids: Tensor
+    divisors: Tensor  # n**length_penalty for every n
+    last_step: Tensor  # (1,)
+    first_row: Tensor  # (P, 1) first row of each prompt
+
+
 class BeamLoop(GenerationLoop):
     """The state of a beam search: live hypotheses, the pool of finished ones, and the results of dropped prompts."""
 
-    def __init__(
-        self, decoder: IncrementalDecoder, beam: BeamSearch, max_new_tokens: int, stops: tuple[int, ...]
-    ) -> None:
-        super().__init__(decoder, beam, max_new_tokens, stops)
-        self.beam = beam
+    def __init__(self, decoder: IncrementalDecoder, request: SearchRequest) -> None:
+        super().__init__(decoder, request)
+        assert isinstance(request.strategy, BeamSearch)
+        self.beam = request.strategy
+        self.capacity = size_bucket(self.max_new_tokens) if self.is_static else self.max_new_tokens
         self.has_log_probs = isinstance(decoder, LogitsProcessingDecoder) and decoder.returns_log_probs
         self.pending_reorder: Tensor | None = None  # applied at the next sync, together with dropped prompts
+        self.n_steps = 0
 
     @torch.no_grad()
     def begin(self) -> None:
-        logits = self.first_logits()
-        P, W = len(logits), self.beam.width
-        device = logits.device
-        dtype = to_float32(logits[:0]).dtype
-        self.live = _Sequences.empty(P, W, self.capacity, dtype, device)
-        self.pool = _Sequences.empty(P, W, self.capacity, dtype, device)
-        self.results = _Sequences.empty(P, W, self.capacity, dtype, device)
-        self.n = torch.zeros(1, dtype=torch.int64, device=device)
+        W = self.beam.width
+        prefill = self.decoder.prefill() if self.continuous is None else self.continuous.prefill_beams(W)
+        logits = self.check_logits(prefill)
+        P, device, dtype = len(logits), logits.device, to_float32(logits[:0]).dtype
+        self.n_prompts = P if self.continuous is None else self.continuous.n_prompts
         self.prompt_of_row = torch.arange(P, device=device)  # (P,)
-        self.is_done = self.prompt_of_row >= self.n_prompts
-        self.n_finished = torch.zeros(P, dtype=torch.int64, device=device)
-        self.invalid_step = torch.full((P,), -1, device=device)  # the first step with invalid logits
+        self.results = _Sequences.empty(P, W, self.capacity, dtype, device)
         # n**length_penalty as Python computes it, for every n
         max_new = self.max_new_tokens
         powers = [float(min(n, max_new)) ** self.beam.length_penalty for n in range(1, self.capacity + 2)]
-        self.divisors = torch.tensor([1.0, *powers], dtype=torch.float64, device=device)
-        self.last_step = torch.full((1,), max_new, device=device)  # a tensor, because a captured graph is shared
-        self.first_row = torch.arange(P, device=device)[:, None] * W
+        state = _BeamState(
+            live=_Sequences.empty(P, W, self.capacity, dtype, device),
+            pool=_Sequences.empty(P, W, self.capacity, dtype, device),
+            n=torch.zeros(1, dtype=torch.int64, device=device),
+            is_done=self.prompt_of_row >= self.n_prompts,
+            n_finished=torch.zeros(P, dtype=torch.int64, device=device),
+            invalid_step=torch.full((P,), -1, device=device),
+            stop_ids=torch.tensor(self.stops, dtype=torch.int64, device=device),
+            divisors=torch.tensor([1.0, *powers], dtype=torch.float64, device=device),
+            last_step=torch.full((1,), max_new, device=device),
+            first_row=self.prompt_of_row[:, None] * W,
+        )
+        self.key = (self.beam, P, self.capacity, dtype, len(self.stops))
+        self.bind(state if self.continuous is None else self.continuous.adopt(self.key, state))
         self._extend(logits, torch.zeros(P, 1, dtype=torch.float64, device=device))
-        if isinstance(self.decoder, CapturableDecoder):
-            self.decoder.expand_beams(W)
-        else:
+        if self.continuous is None:
             self.decoder.reorder_cache(self.prompt_of_row.repeat_interleave(W))
+        else:
+            self.continuous.start_beams(W)
+        self.n_steps = 1
+
+    def bind(self, state: _BeamState) -> None:
+        """Use the tensors of a state."""
+        self.live, self.pool, self.n, self.is_done, self.n_finished = state[:5]
+        self.invalid_step, self.stop_ids, self.divisors, self.last_step, self.first_row = state[5:]
 
     @torch.no_grad()
     def advance(self) -> None:
+        steps = min(_STEPS_PER_SYNC, self.max_new_tokens - self.n_steps) if self.is_static else 1
+        for _ in range(steps):
+            if self.is_static and self.continuous is not None:
+                self.continuous.replay(self.key, self._step)
+            else:
+                self._step()
+        self.n_steps += steps
+
+    def _step(self) -> None:
+        """Extend every hypothesis by one id."""
         newest = self.live.ids.gather(2, (self.n - 1).expand(*self.live.scores.shape, 1)).flatten()
         parent = self._extend(self.decoder.decode_step(newest), self.live.scores)
         rows = (self.first_row + parent).flatten()
-        if self.is_async:
-            self.decoder.reorder_cache(rows)
+        if self.is_static and self.continuous is not None:
+            self.continuous.reorder_beams(rows)
         else:
             is_identity = torch.equal(rows, torch.arange(len(rows), device=rows.device))
             self.pending_reorder = None if is_identity else rows
@@ -211,7 +255,7 @@ class BeamLoop(GenerationLoop):
         """
         best_divisor = self.divisors[-1:]
         if self.beam.length_penalty < 0:
-            best_divisor = self.divisors[(self.n + 1).clamp(max=self.max_new_tokens)]
+            best_divisor = self.divisors[(self.n + 1).minimum(self.last_step)]
         threshold = self.pool.scores[:, self.beam.n_best - 1]
         return (threshold > -math.inf) & (threshold >= self.live.scores.amax(1) / best_divisor)
 
@@ -222,11 +266,10 @@ class BeamLoop(GenerationLoop):
             steps = self.invalid_step.masked_fill(self.invalid_step < 0, self.max_new_tokens)
             row = int(steps.argmin())
             raise logits_error(int(self.prompt_of_row[row]), int(steps[row]))
-        self.n_synced = self.n_steps
         self.is_over = not n_open or self.n_steps == self.max_new_tokens
         if self.is_over:
             self._store_results(torch.ones_like(self.is_done))
-        if self.is_over or self.is_async:
+        if self.is_over or self.is_static:
             return
         is_open = ~self.is_done
         rows = self.pending_reorder
@@ -264,6 +307,17 @@ class BeamLoop(GenerationLoop):
             finished=finished & ~is_empty,
         )
 
-    def tensors(self) -> list[Tensor]:
-        counters = self.n, self.prompt_of_row, self.is_done, self.n_finished, self.invalid_step
-        return [*self.live, *self.pool, *self.results, *counters, self.divisors, self.last_step]
+
+def concatenate(parts: list[Generated], pad_id: int) -> Generated:
+    """Return the results of several searches as one, padded to the longest sequence."""
+    if len(parts) == 1:
+        return parts[0]
+    longest = max(part.ids.shape[2] for part in parts)
+    more = [longest - part.ids.shape[2] for part in parts]
+    return Generated(
+        ids=torch.cat([F.pad(part.ids, (0, n), value=pad_id) for part, n in zip(parts, more, strict=True)]),
+        lengths=torch.cat([part.lengths for part in parts]),
+        log_probs=torch.cat([F.pad(part.log_probs, (0, n)) for part, n in zip(parts, more, strict=True)]),
+        scores=torch.cat([part.scores for part in parts]),
+        finished=torch.cat([part.finished for part in parts]),
+    )

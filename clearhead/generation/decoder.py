@@ -2,22 +2,24 @@
 
 `IncrementalDecoder` has three methods and hides attention, caches and text. `model_decoders.py` implements it for the
 models of this package. To search any other source of next-token logits, pass an object with these methods to `search`,
-or wrap a function from ids to logits in `UncachedDecoder`. `CapturableDecoder` adds the methods by which a search lets
-the decoder capture its steps as a CUDA graph; searches use them only through this protocol.
+or wrap a function from ids to logits in `UncachedDecoder`. `ContinuousDecoder` adds the methods by which a search fills
+free rows with further prompts, and lets the decoder capture its steps as CUDA graphs.
 
     B prompts   R active rows (prompts times beams, without finished ones)   V vocabulary
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float, Int
 from clearhead.errors import ClearheadError
+
+State = TypeVar("State")
 
 
 class LogitsError(ClearheadError, ArithmeticError):
@@ -45,32 +47,81 @@ class IncrementalDecoder(Protocol):
 
 
 @runtime_checkable
-class CapturableDecoder(IncrementalDecoder, Protocol):
-    """An `IncrementalDecoder` whose steps, together with those of the search, can be captured as a CUDA graph.
+class ContinuousDecoder(IncrementalDecoder, Protocol):
+    """An `IncrementalDecoder` whose rows are filled one by one, and whose steps can be captured as CUDA graphs.
 
     Attributes:
-        n_prompts: Number of prompts. If graphs are enabled, further rows pad the batch to a common size.
+        n_prompts: Number of prompts.
+        max_rows: Largest number of rows of a batch.
+        is_static: Whether steps have fixed shapes and no host syncs. Then the state of a search must be adopted.
     """
 
     n_prompts: int
+    is_static: bool
 
-    def enable_graphs(self) -> bool:
-        """Use static shapes if CUDA graphs are available, and return whether they are. Called before `prefill`."""
+    @property
+    def max_rows(self) -> int: ...
+
+    def reserve_rows(self) -> tuple[int, int]:
+        """Allocate the cache, and return how many prompts are decoded at once, and the number of slots.
+
+        With static shapes, the state of a search has the number of slots as its number of rows.
+        """
         ...
 
-    def expand_beams(self, width: int) -> None:
-        """Repeat each prompt `width` times, after `prefill`; `reorder_cache` must not move rows between prompts."""
+    def subset(self, prompts: range) -> ContinuousDecoder:
+        """Return a decoder for some of the prompts."""
         ...
 
-    def start_session(self, search: Any) -> tuple[Any, Callable[[], None], Callable[[], None]]:
-        """Return the search (a `GenerationLoop`) to continue with, a function to advance it, and one to end with."""
+    def prefill_rows(self, prompts: Sequence[int], rows: Sequence[int]) -> Tensor:
+        """Process prompts in rows that are free, and return the logits of their next ids, shape (P, V)."""
         ...
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Continue with these rows, which are different."""
+        ...
+
+    def prefill_beams(self, width: int) -> Tensor:
+        """Process all prompts, and reserve `width` adjacent rows for each. Return the logits, shape (B, V)."""
+        ...
+
+    def start_beams(self, width: int) -> None:
+        """Let the `width` rows of each prompt continue it."""
+        ...
+
+    def reorder_beams(self, rows: Tensor) -> None:
+        """Replace row i by a copy of row `rows[i]` of the same prompt, without a host sync."""
+        ...
+
+    def adopt(self, key: Hashable, state: State) -> State:
+        """Return the state in memory that captured graphs use, with the values of `state`."""
+        ...
+
+    def replay(self, key: Hashable, run: Callable[[], None]) -> None:
+        """Call a function that uses an adopted state and the decoder only, through a CUDA graph if possible."""
+        ...
+
+    def release(self) -> None:
+        """End the request."""
+        ...
+
+
+def state_tensors(state: Any) -> list[Tensor]:
+    """Return all tensors of nested tuples."""
+    if isinstance(state, Tensor):
+        return [state]
+    return [tensor for part in state for tensor in state_tensors(part)]
 
 
 def size_bucket(n: int) -> int:
-    """Round `n` up to a power of two or 1.5 times one, so that few sizes are captured."""
+    """Round `n` up to a power of two or 1.5 times one, so that few sizes are allocated."""
     power = 1 << max(0, n - 1).bit_length()
     return 3 * power // 4 if power >= 16 and n <= 3 * power // 4 else power
+
+
+def batch_bucket(n: int) -> int:
+    """Round a number of rows up to one that graphs are captured for: 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, and so on."""
+    return n if n <= 2 else size_bucket(n) if n > 16 or n <= 8 else 16
 
 
 class UncachedDecoder:

@@ -15,13 +15,14 @@ from clearhead._core.validation import short_repr
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.generation.beam import beam_search
 from clearhead.generation.decoder import IncrementalDecoder
+from clearhead.generation.engine.slot_decoder import Slots
 from clearhead.generation.logits_processors import LogitsProcessors
 from clearhead.generation.model_decoders import Engine, incremental_decoder
 from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
 from clearhead.generation.prompts import Prompt
 from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated, GenerationStep
-from clearhead.generation.token_loop import run, stream_tokens
+from clearhead.generation.token_loop import TokenLoop, stream_tokens
 
 
 @runtime_checkable
@@ -60,6 +61,7 @@ def generate(
     sliding_context: bool = False,
     logits_processors: LogitsProcessors | None = None,
     engine: Engine = "auto",
+    slots: Slots = "auto",
 ) -> Generated: ...
 
 
@@ -76,13 +78,14 @@ def generate(
     sliding_context: bool = False,
     logits_processors: LogitsProcessors | None = None,
     engine: Engine = "auto",
+    slots: Slots = "auto",
 ) -> Generated | str | list[str]:
     """Generate new ids for each prompt, or with a pipeline new text.
 
     A decoder continues its prompts; an encoder-decoder encodes them and generates after `decoder_start_ids`. Prompts of
-    different lengths are padded and masked internally, so each row gets the ids that it would get alone. The model is
-    in evaluation mode while it runs and in its previous mode afterwards. The fused decoder is used when it is
-    equivalent; models with hooks or replaced modules run their own forward.
+    any lengths share a batch: when a sequence ends, the next prompt takes its slot, and each prompt gets the ids that
+    it would get alone. The model is in evaluation mode while it runs and in its previous mode afterwards. The engine is
+    used when it is equivalent; models with hooks or replaced modules run their own forward.
 
     Args:
         model: A decoder, an encoder-decoder, or a recurrent language model; or a pipeline, for text.
@@ -95,8 +98,10 @@ def generate(
         sliding_context: Let a decoder with learned positions continue past the last of them, over the most recent ids
             that fit. Other positions need no such option.
         logits_processors: Ids that are forced, forbidden or penalized.
-        engine: "auto" uses the fused decoder if it is equivalent, "module" always the model's own forward, and "fused"
-            raises if the fused decoder cannot be used.
+        engine: "auto" uses the engine if it is equivalent, "module" always the model's own forward, and "fused" raises
+            if the engine cannot be used.
+        slots: Number of sequences that are decoded at once; "auto" for as many as fit into memory, at most 128 (512 on
+            a CPU).
 
     Returns:
         The new ids with their log-probabilities and scores; with a pipeline the new text, or a list of texts.
@@ -122,6 +127,7 @@ def generate(
         sliding_context=sliding_context,
         logits_processors=logits_processors,
         engine=engine,
+        slots=slots,
     )
     return _search(decoder, request)
 
@@ -172,7 +178,6 @@ def stream(
             "Sample(…)"
         )
     request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
-    assert not isinstance(request.strategy, BeamSearch)
     decoder = incremental_decoder(
         model,
         prompt,
@@ -182,8 +187,9 @@ def stream(
         sliding_context=sliding_context,
         logits_processors=logits_processors,
         engine=engine,
+        slots=max(1, len(prompt)),
     )
-    return stream_tokens(decoder, request.strategy, request.max_new_tokens, request.stop_ids)
+    return stream_tokens(decoder, request)
 
 
 @explain_keywords
@@ -216,7 +222,6 @@ def search(
 
 def _search(decoder: IncrementalDecoder, request: SearchRequest) -> Generated:
     """Run the search of a request to its end."""
-    strategy = request.strategy
-    if isinstance(strategy, BeamSearch):
-        return beam_search(decoder, strategy, request.max_new_tokens, request.stop_ids)
-    return run(decoder, strategy, request.max_new_tokens, request.stop_ids)
+    if isinstance(request.strategy, BeamSearch):
+        return beam_search(decoder, request)
+    return TokenLoop(decoder, request).run()

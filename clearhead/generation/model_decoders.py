@@ -1,8 +1,8 @@
 """`IncrementalDecoder`s for the models of this package.
 
-A decoder continues its prompts. Prompts of different lengths are padded on the left, so that all of them end at the
-same index; a mask hides the padding and explicit positions do not count it, so each row gets what it would get alone.
-An encoder-decoder encodes its prompts once and continues the same start ids in every row.
+A decoder continues its prompts, and an encoder-decoder encodes its prompts once and continues the same start ids in
+every row. Models that the engine supports use its `SlotDecoder`. For others, the model's own forward is called: prompts
+of different lengths are then padded on the left, a mask hides the padding and explicit positions do not count it.
 
     B prompts   R active rows   T ids   S source ids   M model width   V vocabulary
 """
@@ -10,17 +10,18 @@ An encoder-decoder encodes its prompts once and continues the same start ids in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import short_repr, validate
+from clearhead._core.validation import check_int, short_repr, validate
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.generation.decoder import IncrementalDecoder, LengthBucketedDecoder, SlidingContextDecoder
-from clearhead.generation.engine.graph_decoder import FusedDecoder
 from clearhead.generation.engine.program import unsupported_reason
+from clearhead.generation.engine.slot_decoder import SlotDecoder, Slots
 from clearhead.generation.logits_processors import LogitsProcessingDecoder, LogitsProcessors
 from clearhead.generation.prompts import Prompt, frame_rows, left_padding_kwargs, pad_rows, prompt_rows
 from clearhead.generation.request import SearchRequest
@@ -49,13 +50,19 @@ def incremental_decoder(
     sliding_context: bool = False,
     logits_processors: LogitsProcessors | None = None,
     engine: Engine = "auto",
+    slots: Slots = "auto",
 ) -> IncrementalDecoder:
     """Return a decoder of `model` for these prompts, and raise for arguments that do not fit the model."""
     engine = validate(engine, "engine", Engine)
+    if slots != "auto":
+        check_int(slots, "slots", minimum=1)
     max_new_tokens = request.max_new_tokens
+    make_slot_decoder = partial(SlotDecoder, slots=slots)
     unwrapped = getattr(model, "_orig_mod", model)  # inside of torch.compile
     if isinstance(unwrapped, (EncoderDecoder, RecurrentSeq2Seq)):
-        decoder, rows = _encoder_decoder(model, unwrapped, prompt, decoder_start_ids, max_new_tokens, use_cache, engine)
+        decoder, rows = _encoder_decoder(
+            model, unwrapped, prompt, decoder_start_ids, max_new_tokens, use_cache, engine, make_slot_decoder
+        )
     elif not isinstance(unwrapped, (Decoder, Recurrent)):
         raise DtypeError(
             f"got a {type(model).__name__}; expected a Decoder, EncoderDecoder, Recurrent or RecurrentSeq2Seq (for "
@@ -67,7 +74,9 @@ def incremental_decoder(
             "prompt; leave decoder_start_ids out"
         )
     else:
-        decoder, rows = _decoder_only(model, unwrapped, prompt, max_new_tokens, use_cache, sliding_context, engine)
+        decoder, rows = _decoder_only(
+            model, unwrapped, prompt, max_new_tokens, use_cache, sliding_context, engine, make_slot_decoder
+        )
     if logits_processors is None:
         return decoder
     return LogitsProcessingDecoder(
@@ -102,6 +111,7 @@ def _decoder_only(
     use_cache: bool,
     sliding_context: bool,
     engine: Engine,
+    make_slot_decoder: Callable[..., SlotDecoder],
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that continues prompts, and the prompts."""
     mask = None
@@ -118,12 +128,16 @@ def _decoder_only(
     rows = prompt_rows(prompt, unwrapped.config.vocab_size)
 
     def make_for_length(rows: Sequence[Tensor], max_new_tokens: int) -> IncrementalDecoder:
+        def is_cached(rows: Sequence[Tensor]) -> bool:
+            lengths = {len(row) for row in rows}
+            is_constant = mask is None or all(is_causal(mask, n, n + max_new_tokens) for n in lengths)
+            return use_cache and is_constant and _rotates_equally(unwrapped, rows, max_new_tokens)
+
+        if isinstance(unwrapped, Decoder) and _uses_engine(unwrapped, is_cached(rows), engine):
+            return make_slot_decoder(unwrapped, rows, max_new_tokens)
+
         def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
-            longest = max(len(row) for row in rows)
-            cached = use_cache and (mask is None or is_causal(mask, longest, longest + max_new_tokens))
-            cached = cached and _rotates_equally(unwrapped, rows, max_new_tokens)
-            if isinstance(unwrapped, Decoder) and _uses_fused_decoder(unwrapped, cached, engine):
-                return FusedDecoder(unwrapped, rows, max_new_tokens)
+            longest, cached = max(len(row) for row in rows), is_cached(rows)
             cache = _new_cache(unwrapped, longest, max_new_tokens) if cached else None
             return _module_decoder_only(model, unwrapped, rows, cache)
 
@@ -153,6 +167,7 @@ def _encoder_decoder(
     max_new_tokens: int,
     use_cache: bool,
     engine: Engine,
+    make_slot_decoder: Callable[..., SlotDecoder],
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that generates after the start ids given encoded prompts, and the start of each row."""
     config = unwrapped.config
@@ -173,17 +188,18 @@ def _encoder_decoder(
         can_pad = not unwrapped.config.union_mask(unwrapped.config.encoder_mask).depends_on_length
     start_rows = [torch.tensor(start_ids)] * len(rows)
 
+    if isinstance(unwrapped, EncoderDecoder) and _uses_engine(unwrapped, use_cache, engine):
+        return make_slot_decoder(unwrapped, start_rows, max_new_tokens, rows), start_rows
+
     def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
-        if isinstance(unwrapped, EncoderDecoder) and _uses_fused_decoder(unwrapped, use_cache, engine):
-            return FusedDecoder(unwrapped, start_rows[: len(rows)], max_new_tokens, rows)
         cache = _new_cache(unwrapped, len(start_ids), max_new_tokens) if use_cache else None
         return _module_encoder_decoder(model, rows, start_ids, cache)
 
     return _bucket_by_length(rows, can_pad, make_decoder), start_rows
 
 
-def _uses_fused_decoder(model: Decoder | EncoderDecoder, cached: bool, engine: Engine) -> bool:
-    """Return whether to use the fused decoder; raise `ConfigError` if it is required and cannot be used."""
+def _uses_engine(model: Decoder | EncoderDecoder, cached: bool, engine: Engine) -> bool:
+    """Return whether to use the engine; raise `ConfigError` if it is required and cannot be used."""
     if engine == "module":
         return False
     reason = unsupported_reason(model) if cached else "the keys and values are not cached"

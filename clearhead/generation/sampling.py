@@ -10,6 +10,7 @@ id.
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,19 +119,43 @@ def _segmented_topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, torch.where(positions < k * _SEGMENT, indices, positions + (n - k) * _SEGMENT)
 
 
-def probabilities(logits: Float[Tensor, "R V"], strategy: Sample) -> Float[Tensor, "R V"]:
-    """Return the distribution (R, V) that `strategy` samples from; filtered ids have probability 0."""
+class SamplingParameters(NamedTuple):
+    """The parameters of `Sample`: numbers, or tensors of one element that a captured graph reads."""
+
+    temperature: Any
+    top_k: Any = None
+    top_p: Any = None
+    log_min_p: Any = None
+
+    @classmethod
+    def of(cls, strategy: Sample) -> SamplingParameters:
+        """Return the parameters of a strategy; None for filters that it does not use."""
+        log_min_p = math.log(strategy.min_p) if strategy.min_p else None
+        top_p = strategy.top_p if strategy.top_p is not None and strategy.top_p < 1 else None
+        return cls(strategy.temperature, strategy.top_k, top_p, log_min_p)
+
+
+def probabilities(logits: Float[Tensor, "R V"], parameters: SamplingParameters | Sample) -> Float[Tensor, "R V"]:
+    """Return the distribution (R, V) that is sampled from; filtered ids have probability 0."""
+    p = SamplingParameters.of(parameters) if isinstance(parameters, Sample) else parameters
     x = logits.double()
+    V = x.shape[-1]
     # Relative to the maximum, which is 0 at any temperature: nothing overflows, and min_p is a constant bound.
-    x = (x - x.amax(-1, keepdim=True)) / strategy.temperature
-    if strategy.top_k is not None and strategy.top_k < x.shape[-1]:
-        threshold = x.topk(strategy.top_k, dim=-1).values[:, -1:]
+    x = (x - x.amax(-1, keepdim=True)) / p.temperature
+    ordered = x.sort(dim=-1, descending=True).values if isinstance(p.top_k, Tensor) or p.top_p is not None else x
+    if p.top_k is not None and (isinstance(p.top_k, Tensor) or p.top_k < V):
+        if isinstance(p.top_k, Tensor):
+            threshold = ordered.gather(1, (p.top_k.long() - 1).clamp(max=V - 1).expand(len(x), 1))
+        else:
+            threshold = x.topk(p.top_k, dim=-1).values[:, -1:]
         x = x.masked_fill(x < threshold, -math.inf)
-    if strategy.top_p is not None and strategy.top_p < 1:
-        x = x.masked_fill(x < _top_p_threshold(x, strategy.top_p), -math.inf)
-    if strategy.min_p:
-        x = x.masked_fill(x < math.log(strategy.min_p), -math.inf)
-    return x.softmax(-1)
+        ordered = ordered.masked_fill(ordered < threshold, -math.inf)
+    if p.top_p is not None:
+        x = x.masked_fill(x < _top_p_threshold(ordered, p.top_p), -math.inf)
+    if p.log_min_p is not None:
+        x = x.masked_fill(x < p.log_min_p, -math.inf)
+    probs: Tensor = x.softmax(-1)
+    return probs
 
 
 def sample_inverse_cdf(probs: Float[Tensor, "R V"], uniform: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
@@ -145,9 +170,8 @@ def sample_inverse_cdf(probs: Float[Tensor, "R V"], uniform: Float[Tensor, " R"]
     return ids.clamp(max=probs.shape[-1] - 1)  # only NaN exceeds the end; the caller raises for it
 
 
-def _top_p_threshold(x: Tensor, top_p: float) -> Tensor:
-    """Return (R, 1) the smallest logit among the fewest most likely ids with total probability `top_p`."""
-    ordered = x.sort(dim=-1, descending=True).values
+def _top_p_threshold(ordered: Tensor, top_p: float | Tensor) -> Tensor:
+    """Return (R, 1) the smallest of the logits, largest first, of the fewest ids with total probability `top_p`."""
     preceding = ordered.softmax(-1).cumsum(-1).roll(1, dims=-1)  # total probability of the ids before each
     preceding[:, 0] = 0.0
     n_ids = (preceding < top_p).sum(-1, keepdim=True)  # at least 1

@@ -1,19 +1,20 @@
-"""The generation loop (`GenerationLoop`), and greedy decoding and sampling (`TokenLoop`).
+"""Greedy decoding and sampling (`TokenLoop`), and the base class of searches (`GenerationLoop`).
 
-A loop stores its state in tensors, and `advance` makes one step without a host sync, so that a step can be captured as
-a CUDA graph and run ahead of the host. The host syncs every few steps (every step on a CPU) to check for invalid
-logits, for completion, and whether half of the batch is idle. No context (`no_grad`, evaluation mode) outlives a step,
-so a consumer may interleave other work or drop the iterator.
+A search stores its state in tensors, and a step makes no host sync if the decoder has static shapes, so that a step can
+be captured as a CUDA graph and run ahead of the host. Every few steps (every step on a CPU) the host copies the new ids
+to the results, and gives the rows of finished sequences to further prompts, so that the batch stays full. No context
+(`no_grad`, evaluation mode) outlives a step, so a consumer may interleave other work or drop the iterator.
 
-    B prompts   R active rows   V vocabulary
+    B prompts   R rows   V vocabulary   L steps between syncs
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,18 +22,28 @@ from torch import Tensor
 from clearhead._core import counter_rng
 from clearhead._core.tensor_state import runs_triton
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.generation.decoder import CapturableDecoder, IncrementalDecoder, LogitsError, size_bucket
-from clearhead.generation.options import Greedy, Sample, Strategy
+from clearhead.generation.decoder import ContinuousDecoder, IncrementalDecoder, LogitsError, batch_bucket
+from clearhead.generation.options import Greedy, Sample
+from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated, GenerationStep
-from clearhead.generation.sampling import log_probs_at, probabilities, sample_inverse_cdf, to_float32, topk_logprobs
+from clearhead.generation.sampling import (
+    SamplingParameters,
+    log_probs_at,
+    probabilities,
+    sample_inverse_cdf,
+    to_float32,
+    topk_logprobs,
+)
 
 _SAMPLING_STREAM = 601  # separates these random numbers from those of data
 STEPS_PER_SYNC = 8  # steps that a GPU makes between host syncs
-_STEPS_PER_SYNC_WITHOUT_STOPS = 64
+_MAX_STEPS_PER_SYNC = 64  # if no row can end before
+_ROWS_PER_ADMISSION = 8  # on a GPU, prompts are admitted once this fraction of the rows is free
+_INITIAL_IDS = 512  # ids per prompt that the results have room for at first
 
 
 class GenerationLoop(ABC):
-    """A search in progress, and how much of it the host has read."""
+    """A search in progress."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -40,92 +51,60 @@ class GenerationLoop(ABC):
 
     @abstractmethod
     def advance(self) -> None:
-        """Add one id to every active sequence."""
+        """Add ids to every active sequence: several if no host sync is needed between them."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Sync with the device: raise on invalid logits and drop finished rows."""
+        """Sync with the device: raise on invalid logits, and store results."""
 
     @abstractmethod
     def result(self) -> Generated:
         """Return the sequences, once the search is over."""
 
-    @abstractmethod
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors that `advance` reads and changes."""
-
-    def __init__(
-        self, decoder: IncrementalDecoder, strategy: Strategy, max_new_tokens: int, stops: tuple[int, ...]
-    ) -> None:
+    def __init__(self, decoder: IncrementalDecoder, request: SearchRequest) -> None:
         self.decoder = decoder
-        self.stops = stops
-        self.max_new_tokens = max_new_tokens
-        self.is_async = isinstance(decoder, CapturableDecoder) and decoder.enable_graphs()
-        self.pad_id = stops[0] if stops else 0
-        self.capacity = size_bucket(max_new_tokens) if self.is_async else max_new_tokens  # ids per sequence
-        self.n_steps = 0
-        self.n_synced = 0
+        self.continuous = decoder if isinstance(decoder, ContinuousDecoder) else None
+        self.is_static = self.continuous is not None and self.continuous.is_static
+        self.stops = request.stop_ids
+        self.max_new_tokens = request.max_new_tokens
+        self.pad_id = self.stops[0] if self.stops else 0
         self.is_over = False
-        # Key of the captured graph. The seed is not part of it: uniforms are an input tensor.
-        fixed = dataclasses.replace(strategy, seed=0) if isinstance(strategy, Sample) else strategy
-        self.key: Hashable = (fixed, self.capacity, stops)
 
-    def first_logits(self) -> Tensor:
-        """Return the logits (B, V) after the prompts; raise if they are invalid or do not cover a stop id."""
-        logits = self.decoder.prefill()
+    def check_logits(self, logits: Tensor) -> Tensor:
+        """Return the logits (rows, V) after the prompts; raise if they are invalid or do not cover a stop id."""
         if not logits.is_floating_point():
             raise DtypeError(f"the decoder's logits are {logits.dtype}; expected floating point")
         if logits.dim() != 2 or 0 in logits.shape:
             raise ShapeError(f"the decoder's logits have shape {tuple(logits.shape)}; expected (rows, vocabulary)")
-        B, V = logits.shape
+        V = logits.shape[1]
         if self.stops and self.stops[-1] >= V:
             raise ConfigError(f"stop id {self.stops[-1]} is outside the vocabulary of {V} ids (0 … {V - 1})")
-        self.n_prompts: int = getattr(self.decoder, "n_prompts", B)
-        self.stop_ids = torch.tensor(self.stops, dtype=torch.int64, device=logits.device)
         return logits
 
-    def copy_state_from(self, other: GenerationLoop) -> None:
-        """Copy the state of another search into the memory of this one."""
-        for target, source in zip(self.tensors(), other.tensors(), strict=True):
-            target.copy_(source)
-        self.n_steps = other.n_steps
-        self.n_synced = other.n_synced
-        self.is_over = other.is_over
-        self.n_prompts = other.n_prompts
-        self.max_new_tokens = other.max_new_tokens
-
-    def progress(self, steps_per_sync: int) -> Iterator[Any]:
-        """Yield the search after its first step and after each sync: this one, or a captured one with its state."""
-        self.begin()
-        self.n_steps = 1
-        self.sync()
-        search: Any = self
-        advance: Callable[[], None] = self.advance
-        end: Callable[[], None] = _do_nothing
-        if isinstance(self.decoder, CapturableDecoder):
-            search, advance, end = self.decoder.start_session(self)
+    def progress(self) -> Iterator[None]:
+        """Run the search, and yield after its first step and after each sync."""
         try:
-            yield search
-            while not search.is_over:
-                remaining = search.max_new_tokens - search.n_steps
-                steps = min(steps_per_sync if search.is_async else 1, remaining)
-                for _ in range(steps):
-                    advance()
-                search.n_steps += steps
-                search.sync()
-                yield search
+            self.begin()
+            self.sync()
+            yield
+            while not self.is_over:
+                self.advance()
+                self.sync()
+                yield
         finally:
-            end()
+            if self.continuous is not None:
+                self.continuous.release()
 
-    def run(self, steps_per_sync: int) -> Generated:
+    def run(self) -> Generated:
         """Run the search to its end and return the result."""
-        states = self.progress(steps_per_sync)  # owns the captured graph until the result is copied
-        search: GenerationLoop = next(state for state in states if state.is_over)
-        return search.result()
+        for _ in self.progress():
+            pass
+        return self.result()
 
 
-def _do_nothing() -> None:
-    """End a search that has no captured graph."""
+def _int64(seed: int) -> int:
+    """Return the seed modulo 2⁶⁴ as a signed integer."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def logits_error(row: int, step: int) -> LogitsError:
@@ -136,131 +115,252 @@ def logits_error(row: int, step: int) -> LogitsError:
     )
 
 
-def stream_tokens(
-    decoder: IncrementalDecoder, strategy: Greedy | Sample, max_new_tokens: int, stops: tuple[int, ...]
-) -> Iterator[GenerationStep]:
-    """Yield steps until every row has finished."""
+def stream_tokens(decoder: IncrementalDecoder, request: SearchRequest) -> Iterator[GenerationStep]:
+    """Yield steps until every row has finished. All prompts are decoded at once."""
+    loop = TokenLoop(decoder, request)
     n_yielded = 0
-    for state in TokenLoop(decoder, strategy, max_new_tokens, stops).progress(STEPS_PER_SYNC):
-        for step in range(n_yielded, state.n_steps):
-            yield state.step(step)
-        n_yielded = state.n_steps
+    for _ in loop.progress():
+        for step in range(n_yielded, loop.n_steps):
+            yield loop.step(step)
+        n_yielded = loop.n_steps
 
 
-def run(
-    decoder: IncrementalDecoder, strategy: Greedy | Sample, max_new_tokens: int, stops: tuple[int, ...]
-) -> Generated:
-    """Run greedy decoding or sampling to the end."""
-    steps_per_sync = STEPS_PER_SYNC if stops else _STEPS_PER_SYNC_WITHOUT_STOPS
-    return TokenLoop(decoder, strategy, max_new_tokens, stops).run(steps_per_sync)
+class TokenState(NamedTuple):
+    """The rows of a batch, and the log of the steps since the last sync."""
+
+    newest: Tensor  # (R,) int64
+    step: Tensor  # (R,) int64: number of new ids
+    prompt: Tensor  # (R,) int64: index of the prompt
+    is_active: Tensor  # (R,) bool
+    max_new_tokens: Tensor  # (1,) int64
+    stop_ids: Tensor  # (stops,) int64, padded with −1
+    seed: Tensor  # (1,) int64
+    sampling: Tensor  # (4,) float64: the fields of `SamplingParameters`
+    log_length: Tensor  # (1,) int64
+    ids: Tensor  # (L, R) int64
+    log_probs: Tensor  # (L, R)
+    was_active: Tensor  # (L, R) bool
 
 
 class TokenLoop(GenerationLoop):
-    """Greedy decoding or sampling.
+    """Greedy decoding or sampling, with continuous batching if the decoder supports it."""
 
-    Finished rows are padded. Without CUDA graphs, they are dropped from the batch once they are half of it.
-    """
+    def __init__(self, decoder: IncrementalDecoder, request: SearchRequest) -> None:
+        super().__init__(decoder, request)
+        assert isinstance(request.strategy, (Greedy, Sample))
+        self.strategy: Greedy | Sample = request.strategy
 
-    def __init__(
-        self, decoder: IncrementalDecoder, strategy: Greedy | Sample, max_new_tokens: int, stops: tuple[int, ...]
-    ) -> None:
-        super().__init__(decoder, strategy, max_new_tokens, stops)
-        self.strategy = strategy
-        self.prompt_of_row: Tensor | None = None  # (R,); None: row i is prompt i
+    @property
+    def n_steps(self) -> int:
+        """Number of ids of the longest sequence."""
+        return int(self.lengths.max())
 
     @torch.no_grad()
     def begin(self) -> None:
-        logits = self.first_logits()
-        R = len(logits)
-        device = logits.device
-        self.is_active = torch.arange(R, device=device) < self.n_prompts
-        self.newest = torch.zeros(R, dtype=torch.int64, device=device)
-        self.index = torch.zeros(1, dtype=torch.int64, device=device)
-        self.ids = torch.full((self.capacity, R), self.pad_id, device=device)
-        self.log_probs = torch.zeros(self.capacity, R, dtype=to_float32(logits[:0]).dtype, device=device)
-        self.was_active = torch.zeros(self.capacity, R, dtype=torch.bool, device=device)
-        self.uniforms = torch.zeros(0, device=device)
-        if isinstance(self.strategy, Sample):
-            # Counter-based: a row's samples do not depend on the number of rows or steps.
-            step = torch.arange(self.capacity)[:, None]
-            row = torch.arange(R)
-            self.uniforms = counter_rng.uniform64(_SAMPLING_STREAM, self.strategy.seed, step, row).to(device)
-        self._append(*self._choose(logits))
+        if self.continuous is None:
+            logits = self.check_logits(self.decoder.prefill())
+            self.n_prompts = n_rows = n_slots = len(logits)
+        else:
+            self.n_prompts = self.continuous.n_prompts
+            n_rows, n_slots = self.continuous.reserve_rows()
+            logits = self.check_logits(self.continuous.prefill_rows(range(n_rows), range(n_rows)))
+        self.device = logits.device
+        self.pending = range(n_rows, self.n_prompts)
+        self.n_rows = n_rows  # prompts that are decoded at once
+        self.R = batch_bucket(n_rows) if self.is_static else n_rows  # rows of a step
+        # Graphs do not depend on the number of prompts.
+        self._allocate(n_slots if self.is_static else n_rows, to_float32(logits[:0]).dtype)
+        self._admit(logits, range(n_rows), range(n_rows))
+
+    def _allocate(self, R: int, dtype: torch.dtype) -> None:
+        """Create the state of R rows, without prompts, and the results of all prompts on the host."""
+        device = self.device
+        L = _MAX_STEPS_PER_SYNC if self.is_static else 1
+        zeros = torch.zeros(R, dtype=torch.int64, device=device)
+        n_stops = 1 << max(0, len(self.stops) - 1).bit_length()
+        stops = [*self.stops, *[-1] * (n_stops - len(self.stops))]
+        sample = self.strategy if isinstance(self.strategy, Sample) else None
+        self.sampling = None if sample is None else SamplingParameters.of(sample)
+        numbers = [math.nan if x is None else x for x in self.sampling or [0.0] * 4]
+        state = TokenState(
+            newest=zeros,
+            step=zeros.clone(),
+            prompt=zeros.clone(),
+            is_active=zeros.bool(),
+            max_new_tokens=torch.tensor([self.max_new_tokens], device=device),
+            stop_ids=torch.tensor(stops, dtype=torch.int64, device=device),
+            seed=torch.tensor([0 if sample is None else _int64(sample.seed)], device=device),
+            sampling=torch.tensor(numbers, dtype=torch.float64, device=device),
+            log_length=torch.zeros(1, dtype=torch.int64, device=device),
+            ids=torch.zeros(L, R, dtype=torch.int64, device=device),
+            log_probs=torch.zeros(L, R, dtype=dtype, device=device),
+            was_active=torch.zeros(L, R, dtype=torch.bool, device=device),
+        )
+        filters = None if self.sampling is None else tuple(x is not None for x in self.sampling)
+        self.key = ("tokens", dtype, filters, n_stops)
+        self.state = state if self.continuous is None else self.continuous.adopt(self.key, state)
+        if self.is_static and self.sampling is not None:
+            parts = zip(self.sampling, self.state.sampling, strict=True)
+            self.sampling = SamplingParameters(*(None if x is None else part for x, part in parts))
+        self.n_logged = 0
+        self.prompt_of_row = torch.zeros(self.R, dtype=torch.int64)  # on the host
+        self.lengths = torch.zeros(self.n_prompts, dtype=torch.int64)
+        columns = min(self.max_new_tokens, _INITIAL_IDS)
+        self.ids = torch.full((self.n_prompts, columns), self.pad_id)
+        self.log_probs = torch.zeros(self.n_prompts, columns, dtype=dtype)
+        self.active = torch.zeros(self.R, dtype=torch.bool)  # `is_active` at the last sync
+
+    def _admit(self, logits: Tensor, prompts: Sequence[int], rows: Sequence[int]) -> None:
+        """Choose the first ids of prompts from their logits, and put them into these rows."""
+        state = self.state
+        row, prompt = torch.tensor(rows, device=self.device), torch.tensor(prompts, device=self.device)
+        ids, log_probs = self._choose(logits, torch.zeros_like(prompt), prompt)
+        is_active = (ids[:, None] != state.stop_ids).all(1) & (state.max_new_tokens > 1)
+        values = (state.newest, ids), (state.step, torch.ones_like(ids)), (state.prompt, prompt)
+        for target, source in (*values, (state.is_active, is_active)):
+            target[row] = source
+        self._store(prompt.cpu(), torch.zeros(len(prompts), dtype=torch.int64), ids.cpu(), log_probs.cpu())
+        self.prompt_of_row[list(rows)] = prompt.cpu()
+        self.active[list(rows)] = is_active.cpu()
 
     @torch.no_grad()
     def advance(self) -> None:
-        self._append(*self._choose(self.decoder.decode_step(self.newest)))
+        steps = 1
+        if self.is_static:
+            left = self.max_new_tokens - int(self.lengths[self.prompt_of_row[self.active]].min())
+            steps = min(STEPS_PER_SYNC if self.stops or self.pending else _MAX_STEPS_PER_SYNC, left)
+        for _ in range(steps):
+            if self.is_static and self.continuous is not None:
+                self.continuous.replay((*self.key, self.R), partial(self._step, self.R))
+            else:
+                self._step(self.R)
+        self.n_logged = steps
 
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(self, R: int) -> None:
+        """Add one id to each of the first R rows."""
+        state = self.state
+        logits = self.decoder.decode_step(state.newest[:R])
+        self._append(R, *self._choose(logits, state.step[:R], state.prompt[:R]))
+
+    def _choose(self, logits: Tensor, step: Tensor, prompt: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next id of each row and its log-probability."""
-        if not isinstance(self.strategy, Sample):
+        if self.sampling is None:
             ids, log_probs = topk_logprobs(logits, 1)
             return ids.squeeze(1), log_probs.squeeze(1)
-        uniform = self.uniforms.index_select(0, self.index).squeeze(0)
-        uniform = uniform if self.prompt_of_row is None else uniform[self.prompt_of_row]
-        ids = sample_inverse_cdf(probabilities(logits, self.strategy), uniform)
+        # Counter-based: a row's samples do not depend on the number of rows or steps.
+        uniform = counter_rng.uniform64(_SAMPLING_STREAM, self.state.seed, step, prompt)
+        ids = sample_inverse_cdf(probabilities(logits, self.sampling), uniform)
         return ids, log_probs_at(logits, ids[:, None]).squeeze(1)
 
-    def _append(self, ids: Tensor, log_probs: Tensor) -> None:
-        """Append a step to the results and update which rows are active."""
-        is_fused = self.prompt_of_row is None and self.is_async and runs_triton(ids)
-        if is_fused and log_probs.dtype == torch.float32:
+    def _append(self, R: int, ids: Tensor, log_probs: Tensor) -> None:
+        """Append a step to the log and update which rows are active."""
+        state = self.state
+        if self.is_static and runs_triton(ids) and log_probs.dtype == torch.float32:
             from clearhead.generation.append_token_triton import append_token
 
-            state = self.is_active, self.newest, self.index, self.ids, self.log_probs, self.was_active
-            append_token(ids, log_probs, state, self.stop_ids, self.pad_id)
+            append_token(R, ids, log_probs, state)
             return
-        self._write(self.ids, torch.where(self.is_active, ids, self.pad_id))
-        self._write(self.log_probs, torch.where(self.is_active, log_probs, 0.0))
-        self._write(self.was_active, self.is_active)
-        self.newest.copy_(ids)
-        if self.stops:
-            self.is_active.logical_and_((ids[:, None] != self.stop_ids).all(1))
-        self.index += 1
-
-    def _write(self, results: Tensor, values: Tensor) -> None:
-        """Write values (R,) at the current index of (capacity, B); dropped prompts keep their padding."""
-        if self.prompt_of_row is None:
-            results.index_copy_(0, self.index, values[None])
-        else:
-            results[self.index, self.prompt_of_row] = values
+        is_active = state.is_active[:R]
+        for log, values in ((state.ids, ids), (state.log_probs, log_probs), (state.was_active, is_active)):
+            log[:, :R].index_copy_(0, state.log_length, values[None])
+        state.newest[:R] = ids
+        state.step[:R] += is_active
+        is_active &= (ids[:, None] != state.stop_ids).all(1) & (state.step[:R] < state.max_new_tokens)
+        state.log_length.add_(1)
 
     def sync(self) -> None:
-        is_invalid = ~self.log_probs[self.n_synced : self.n_steps].isfinite()
-        n_invalid, n_active = torch.stack((is_invalid.sum(), self.is_active.sum())).tolist()
-        if n_invalid:
-            step, row = is_invalid.nonzero()[0].tolist()
-            raise logits_error(row, self.n_synced + step)
-        self.n_synced = self.n_steps
-        self.is_over = n_active == 0 or self.n_steps == self.max_new_tokens
-        if self.is_over or self.is_async or 2 * n_active > len(self.is_active):
+        if self.n_logged:
+            self._read_log()
+        if not self.active.any() and not self.pending:
+            self.is_over = True
             return
-        active = self.is_active.nonzero().squeeze(-1)
-        self.decoder.reorder_cache(active)
-        self.prompt_of_row = active if self.prompt_of_row is None else self.prompt_of_row[active]
-        self.newest = self.newest[active]
-        self.is_active = self.is_active[active]
+        self._fill_rows()
+
+    def _read_log(self) -> None:
+        """Copy the steps since the last sync to the results."""
+        n, R, state = self.n_logged, self.R, self.state
+        logs = (x[:n, :R] for x in (state.ids, state.log_probs, state.was_active))
+        ids, log_probs, was_active = (x.to("cpu", non_blocking=self.device.type == "cuda") for x in logs)
+        self.active = state.is_active[:R].cpu()  # after the copies
+        state.log_length.zero_()
+        self.n_logged = 0
+        step, row = was_active.nonzero(as_tuple=True)
+        prompt = self.prompt_of_row[row]
+        self._store(prompt, self.lengths[prompt] + step, ids[step, row], log_probs[step, row])
+
+    def _store(self, prompt: Tensor, step: Tensor, ids: Tensor, log_probs: Tensor) -> None:
+        """Store new ids of prompts at these steps; each is a 1-D tensor on the host."""
+        if not bool(log_probs.isfinite().all()):
+            first = int((~log_probs.isfinite()).nonzero()[0])
+            raise logits_error(int(prompt[first]), int(step[first]))
+        if len(step) and int(step.max()) >= self.ids.shape[1]:
+            more = min(2 * self.ids.shape[1], self.max_new_tokens) - self.ids.shape[1]
+            self.ids = torch.nn.functional.pad(self.ids, (0, more), value=self.pad_id)
+            self.log_probs = torch.nn.functional.pad(self.log_probs, (0, more))
+        self.ids[prompt, step] = ids
+        self.log_probs[prompt, step] = log_probs
+        self.lengths.index_add_(0, prompt, torch.ones_like(prompt))
+
+    @torch.no_grad()
+    def _fill_rows(self) -> None:
+        """Give the rows of finished sequences to further prompts, or drop them."""
+        active = self.active.nonzero().squeeze(-1)
+        free = (~self.active).nonzero().squeeze(-1).tolist()
+        if self.pending and self.continuous is not None:
+            free = [row for row in free if row < self.n_rows]
+            enough = min(len(self.pending), self.R // _ROWS_PER_ADMISSION if self.is_static else 1)
+            if len(free) >= max(1, enough):
+                prompts, self.pending = self.pending[: len(free)], self.pending[len(free) :]
+                rows = free[: len(prompts)]
+                self._admit(self.continuous.prefill_rows(prompts, rows), prompts, rows)
+                if not self.active.any():  # all new rows ended with their first id
+                    self.sync()
+            return
+        smaller = batch_bucket(len(active)) if self.is_static else len(active)
+        if smaller < self.R if self.is_static else 2 * smaller <= self.R:
+            self._select(active, smaller)
+
+    def _select(self, active: Tensor, R: int) -> None:
+        """Move the active rows to the first R rows."""
+        state, rows = self.state, active.to(self.device)
+        if self.is_static and self.continuous is not None:
+            self.continuous.select_rows(rows)
+            for x in (state.newest, state.step, state.prompt):
+                x[: len(rows)] = x[rows]
+            state.is_active.copy_(torch.arange(len(state.is_active), device=self.device) < len(rows))
+        else:
+            if self.continuous is None:
+                self.decoder.reorder_cache(rows)
+            else:
+                self.continuous.select_rows(rows)
+            self.state = state._replace(
+                newest=state.newest[rows],
+                step=state.step[rows],
+                prompt=state.prompt[rows],
+                is_active=state.is_active[rows],
+                ids=state.ids[:, rows],
+                log_probs=state.log_probs[:, rows],
+                was_active=state.was_active[:, rows],
+            )
+        self.prompt_of_row = self.prompt_of_row[torch.cat((active, active[:1].expand(R - len(active))))]
+        self.active = torch.arange(R) < len(active)
+        self.R = R
 
     def step(self, n: int) -> GenerationStep:
-        """Return step `n`."""
-        return GenerationStep(*(x[n, : self.n_prompts].clone() for x in (self.ids, self.log_probs, self.was_active)))
-
-    def result(self) -> Generated:
-        B = self.n_prompts
-        lengths = self.was_active[: self.n_steps, :B].sum(0)
-        longest = int(lengths.max())
-        ids = self.ids[:longest, :B].T.clone()  # (B, T)
-        log_probs = self.log_probs[:longest, :B].T.clone()
-        last = ids.gather(1, lengths[:, None] - 1).squeeze(1)
-        finished = torch.isin(last, self.stop_ids)
-        return Generated(
-            ids=ids[:, None],
-            lengths=lengths[:, None],
-            log_probs=log_probs[:, None],
-            scores=log_probs.sum(1)[:, None],
-            finished=finished[:, None],
+        """Return step `n`, if all prompts were decoded at once."""
+        return GenerationStep(
+            self.ids[:, n].to(self.device), self.log_probs[:, n].to(self.device), (n < self.lengths).to(self.device)
         )
 
-    def tensors(self) -> list[Tensor]:
-        results = self.ids, self.log_probs, self.was_active
-        return [self.is_active, self.newest, self.index, *results, self.stop_ids, self.uniforms]
+    def result(self) -> Generated:
+        longest = int(self.lengths.max())
+        ids, log_probs = self.ids[:, :longest], self.log_probs[:, :longest]
+        last = ids.gather(1, self.lengths[:, None] - 1)
+        finished = torch.isin(last, torch.tensor(self.stops, dtype=torch.int64))
+        return Generated(
+            ids=ids[:, None].contiguous(),
+            lengths=self.lengths[:, None],
+            log_probs=log_probs[:, None].contiguous(),
+            scores=log_probs.sum(1)[:, None],
+            finished=finished,
+        ).to(self.device)

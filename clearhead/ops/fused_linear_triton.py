@@ -127,7 +127,10 @@ def tiled_kernel(
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of the result on tensor cores, or its part over SPAN features. EVEN: no tile needs a mask."""
+    """Compute a tile of the result on tensor cores, or its part over SPAN features. EVEN: no tile needs a mask.
+
+    NORM is 1 for a LayerNorm, 2 for an RMSNorm, and 3 for an RMSNorm whose factor multiplies the sums afterwards.
+    """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     valid = n < N
     r = tl.arange(0, RP)
@@ -140,7 +143,7 @@ def tiled_kernel(
     pdl_wait(USE_PDL)
     mean = tl.zeros((RP,), tl.float32)
     rstd = tl.zeros((RP,), tl.float32)
-    if NORM > 0:
+    if NORM == 1 or NORM == 2:
         sums = tl.zeros((RP, BK), tl.float32)
         squares = tl.zeros((RP, BK), tl.float32)
         for start in range(0, M, BK):
@@ -152,6 +155,9 @@ def tiled_kernel(
         if NORM == 1:
             mean = tl.sum(sums, axis=1) / M
         rstd = tl.rsqrt(tl.maximum(tl.sum(squares, axis=1) / M - mean * mean, 0.0) + eps)
+    if NORM == 3:
+        rstd = rstd + 1.0  # the factor of a row is known after the loop
+    squared = tl.zeros((RP,), tl.float32)
     acc = tl.zeros((BN, RP), tl.float32)
     gated = tl.zeros((BN, RP), tl.float32)
     offsets = n.to(tl.int64)[:, None] * M + tl.arange(0, BK)[None, :]
@@ -164,7 +170,10 @@ def tiled_kernel(
             w = tl.load(weight + offsets + start, mask=valid[:, None] & valid_k[None, :], other=0.0)
         features = tl.load(x + r[None, :] * M + k[:, None], mask=valid_row[None, :] & valid_k[:, None], other=0.0)
         if NORM > 0:
-            wide = (features.to(tl.float32) - mean[None, :]) * rstd[None, :]
+            wide = features.to(tl.float32)
+            if NORM == 3:
+                squared += tl.sum(wide * wide, axis=0)
+            wide = (wide - mean[None, :]) * rstd[None, :]
             wide = wide * tl.load(scale + k, mask=valid_k, other=0.0).to(tl.float32)[:, None]
             if HAS_SHIFT:
                 wide += tl.load(shift + k, mask=valid_k, other=0.0).to(tl.float32)[:, None]
@@ -184,18 +193,28 @@ def tiled_kernel(
         tl.store(parts + tl.program_id(1) * size + part_offset, acc, mask=stored)
         if GATED:
             tl.store(parts + (PARTS + tl.program_id(1)) * size + part_offset, gated, mask=stored)
+        squares_of_tile = parts + (2 if GATED else 1) * PARTS * size + tl.program_id(0) * PARTS * RP
+        if NORM == 3:
+            tl.store(squares_of_tile + tl.program_id(1) * RP + r, squared)
         tl.debug_barrier()
         is_last = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
         if is_last:
             acc = tl.zeros((BN, RP), tl.float32)
             gated = tl.zeros((BN, RP), tl.float32)
+            squared = tl.zeros((RP,), tl.float32)
             for part in range(PARTS):
+                if NORM == 3:
+                    squared += tl.load(squares_of_tile + part * RP + r, cache_modifier=".cg")
                 acc += tl.load(parts + part * size + part_offset, mask=stored, other=0.0, cache_modifier=".cg")
                 if GATED:
                     other = parts + (PARTS + part) * size + part_offset
                     gated += tl.load(other, mask=stored, other=0.0, cache_modifier=".cg")
             tl.store(counters + tl.program_id(0), 0)
     if is_last:
+        if NORM == 3:
+            rstd = tl.rsqrt(squared / M + eps)
+            acc = acc * rstd[None, :]
+            gated = gated * rstd[None, :]
         acc = _activate_with_bias(acc, gated, bias, gate_bias, n, valid, HAS_BIAS, GATED, ACT)
         offset = r[None, :] * N + n[:, None]
         valid_out = valid[:, None] & valid_row[None, :]
@@ -237,10 +256,12 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
         return out
     tile = _fit_tile(config, R, M, spec.gate is not None, _shared_memory_elements(x))
     parts = counters = out
+    if norm_code == 2 and x.dtype != torch.float16:  # without the factor, float16 may overflow
+        constants["NORM"] = 3
     RP, n, line = max(16, triton.next_power_of_2(R)), triton.cdiv(N, tile.BN), 128 // x.element_size()
     if tile.parts > 1:
         n_sums = tile.parts * (1 if spec.gate is None else 2)
-        parts = torch.empty(n_sums * N * RP, dtype=torch.float32, device=x.device)
+        parts = torch.empty(n_sums * N * RP + n * tile.parts * RP, dtype=torch.float32, device=x.device)
         counters = zeroed_counters(n, x.device)
     span = triton.cdiv(triton.cdiv(M, tile.parts), tile.BK) * tile.BK
     lines = 0  # cache lines of each weight row to prefetch

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import torch
 
+from clearhead.attention.scores import Scaled, SoftCapped
 from clearhead.generation import BeamSearch, Greedy, Sample
-from clearhead.masks import blocks, causal, dilated, every, prefix, scattered, window
+from clearhead.masks import blocks, causal, dilated, every, full, prefix, scattered, window
 from clearhead.models.baselines.recurrent import GRU, LSTM, NextToken, RecurrentConfig
 from clearhead.models.baselines.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
-from clearhead.nn import GELU, Biases, GeGLU, Parallel, PostNorm, ReLU, RMSNorm, SiLU, SwiGLU
+from clearhead.nn import (
+    GELU,
+    Biases,
+    Experts,
+    GeGLU,
+    Parallel,
+    PostNorm,
+    ReLU,
+    ResPostNorm,
+    RMSNorm,
+    SandwichNorm,
+    SiLU,
+    SwiGLU,
+)
 from clearhead.nn.positions import ALiBi, LearnedPositions, NoPE, RelativeBias, Rotary, Sinusoidal, YarnScaling
 from tests.generation.small import VOCAB, decoder, encoder_decoder, prompts, randomize
 
@@ -70,6 +84,17 @@ FUSED_ONLY = {
     "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),
     "ring-relative": lambda: decoder(mask=window(4, 0), positions=RelativeBias(bidirectional=False)),
     "sometimes-nothing": lambda: decoder(mask=causal() & dilated(3) & every(2)),
+    "sandwich": lambda: decoder(residual=SandwichNorm(), scores=SoftCapped(2.0), logit_softcap=3.0, norm=RMSNorm()),
+    "layer-masks": lambda: decoder(layer_masks=(window(4, 0), full()), scores=SoftCapped(2.0), positions=Rotary()),
+    "layer-rotary": lambda: decoder(positions=Rotary(), layer_rotary=(Rotary(), Rotary(base=77.0))),
+    "experts": lambda: decoder(experts=Experts(5, top_k=2), activation=SwiGLU()),
+    "shared-experts": lambda: decoder(experts=Experts(4, top_k=2, n_shared=1), n_dense_layers=1),
+    "shared-norm": lambda: decoder(residual=Parallel(shared_norm=True), positions=Rotary()),
+    "after-branch": lambda: decoder(residual=ResPostNorm(), qk_norm=RMSNorm(), qk_norm_all_heads=True),
+    "multipliers": lambda: decoder(branch_multiplier=0.3, embedding_multiplier=2.0),
+    "layer-scale": lambda: decoder(layer_scale=0.5),
+    "scaled-logits": lambda: decoder(logit_scale=0.3, logit_bias=True, scores=Scaled(0.4)),
+    "cross-sandwich": lambda: encoder_decoder(residual=SandwichNorm(), scores=SoftCapped(2.0)),
     "cross-grouped": lambda: encoder_decoder(n_heads=4, n_kv_heads=2, positions=RelativeBias(), share_embeddings=False),
     "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
     "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),

@@ -59,6 +59,7 @@ def split_linears():
         (17, 38, 300, "gated", 3, True),
         (11, 48, 256, "normed", 2, False),
         (4, 32, 512, "normed", 4, True),
+        (3, 48, 300, "gated", 1, True),
     ):
         gated = kind == "gated"
         norm = None if kind == "plain" else random_norm(nn.RMSNorm if gated else nn.LayerNorm, M)
@@ -76,27 +77,40 @@ def split_linears():
 
 
 def attention():
-    for R, H, K, D, S, biased, shared, turning in (
-        (1, 3, 3, 20, 300, 0, False, 0),
-        (2, 6, 2, 16, 130, 1, True, 8),
-        (3, 4, 4, 16, 70, 2, True, 4),
+    for R, H, K, D, S, biased, shared, turning, softcap, writes in (
+        (1, 3, 3, 20, 2100, 0, False, 0, None, True),
+        (2, 6, 2, 16, 130, 1, True, 8, None, True),
+        (3, 4, 4, 16, 70, 2, True, 4, 3.0, True),
+        (3, 8, 1, 16, 700, 0, False, 8, 3.0, True),
+        (3, 4, 2, 16, 70, 0, False, 0, None, False),
     ):
-        qkv, keys, values = torch.randn(R, H + 2 * K, D), torch.randn(R, K, S, D), torch.randn(R, K, S, D)
-        slot, count = torch.tensor(S // 3), torch.tensor(S // 3 + 1 if biased < 2 else S - 2)
-        keys[:, :, int(count) :] = values[:, :, int(count) :] = math.nan  # must not be read
+        n_slots = R + 2
+        slots = torch.randperm(n_slots)[:R]
+        lengths = torch.tensor([S // 3, 0 if writes else 1, S + 5])[:R]  # the last one is a full ring buffer
+        if shared:  # rows that share tokens have one length
+            lengths = lengths[:1].expand(R).contiguous()
+        n_used = (lengths + writes).clamp(max=S)
+        lengths = lengths if writes else n_used
+        heads = torch.randn(R, H + 2 * K * writes, D)
+        keys, values = torch.randn(n_slots, K, S, D), torch.randn(n_slots, K, S, D)
+        parents = None
+        if shared:
+            parents = torch.randint(n_slots, (R, S), dtype=torch.int32)
+            parents.scatter_(1, (lengths % S)[:, None], slots[:, None].int())
+        else:
+            for slot, n in zip(slots.tolist(), n_used.tolist(), strict=True):
+                keys[slot, :, n:] = values[slot, :, n:] = math.nan  # must not be read
         bias = None
         if biased:
             bias = torch.randn(*((R, H) if biased == 1 else (1, 1)), S)
             bias[..., ::3] = -math.inf
-        parents = torch.randint(R, (R, S), dtype=torch.int32) if shared else None
-        if parents is not None:
-            parents[:, int(slot)] = torch.arange(R)
         angle = torch.randn(R if biased else 1, turning)
         rotary = RotaryCosSin(angle.cos(), angle.sin()) if turning else None
-        slots = DecodeSlots(slot, count, bias, parents)
+        used = DecodeSlots(slots, lengths, bias, parents)
         reference = keys.clone(), values.clone()
-        actual = decode_attention(qkv, keys, values, slots, scale=0.3, rotary=rotary)
-        expected = decode_attention_reference(qkv, *reference, slots, scale=0.3, rotary=rotary)
+        options = {"scale": 0.3, "softcap": softcap, "rotary": rotary, "writes": writes}
+        actual = decode_attention(heads, keys, values, used, **options)
+        expected = decode_attention_reference(heads, *reference, used, **options)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(keys, reference[0], equal_nan=True)
         torch.testing.assert_close(values, reference[1], equal_nan=True)
@@ -116,20 +130,16 @@ def sampling():
 
 def models():
     """Compare searches through all kernels, as a GPU runs them, with the model's own forward."""
-    from clearhead.generation import model_decoders
-    from clearhead.generation.engine import graph_decoder
+    from clearhead.generation.engine.slot_decoder import static_shapes
     from tests.generation.small import decoder, prompts
 
     model = decoder(n_heads=4, n_kv_heads=2).float()
-    for strategy, lengths in ((BeamSearch(2), (3, 5)), (Greedy(), (3, 5)), (Greedy(), (4, 4))):
+    for strategy, lengths in ((BeamSearch(2), (3, 5)), (Greedy(), (3, 5, 4))):
         rows = prompts(23, lengths)
-        with torch.no_grad():
-            unsupported_reason = model_decoders.unsupported_reason
-            model_decoders.unsupported_reason = lambda _: "disabled"
-            expected = generate(model, rows, strategy=strategy, max_new_tokens=4, stop_ids=7)
-            model_decoders.unsupported_reason = unsupported_reason
-            graph_decoder.uses_cuda_graphs = lambda _: True
-            actual = generate(model, rows, strategy=strategy, max_new_tokens=4, stop_ids=7)
+        options = {"strategy": strategy, "max_new_tokens": 4, "stop_ids": 7}
+        with torch.no_grad(), static_shapes():
+            expected = generate(model, rows, engine="module", **options)
+            actual = generate(model, rows, slots=2, **options)
         assert torch.equal(actual.ids, expected.ids)
         torch.testing.assert_close(actual.scores, expected.scores, rtol=1e-4, atol=1e-4)
 

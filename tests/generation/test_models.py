@@ -158,9 +158,10 @@ def test_several_decoder_start_ids():
 )
 def test_prompts_are_bucketed_by_length_only_if_mask_requires(name, grouped):
     model, rows, _ = build("decoder", name)
-    decoder_ = incremental_decoder(model, rows, SearchRequest.of(None, 5, None))
+    request = SearchRequest.of(None, 5, None)
+    decoder_ = incremental_decoder(model, rows, request, engine="module")
     assert isinstance(decoder_, LengthBucketedDecoder) == grouped
-    same_length = incremental_decoder(model, [row[:1] for row in rows], SearchRequest.of(None, 5, None))
+    same_length = incremental_decoder(model, [row[:1] for row in rows], request, engine="module")
     assert not isinstance(same_length, LengthBucketedDecoder)
 
 

@@ -106,7 +106,7 @@ def test_attention_scores_equal_configured_scores(scores):
 @pytest.mark.parametrize("scores", [Dot(), Scaled(0.3), SoftCapped(1.5)])
 def test_generation_with_custom_scores_equals_uncached_generation(scores):
     model = build(scores=scores)
-    assert (unsupported_reason(model) is None) == (not isinstance(scores, SoftCapped))
+    assert unsupported_reason(model) is None
     fast, plain = (generate(model, IDS, max_new_tokens=5, use_cache=cached) for cached in (True, False))
     assert fast.ids.tolist() == plain.ids.tolist()
     torch.testing.assert_close(fast.scores, plain.scores)
@@ -149,7 +149,7 @@ def test_layer_masks_cycle_over_layers():
 )
 def test_generation_with_custom_blocks_equals_uncached_generation(options):
     model = build(**options)
-    assert unsupported_reason(model) is not None
+    assert unsupported_reason(model) is None
     fast, plain = (
         generate(model, [IDS[0], IDS[1, :4]], max_new_tokens=5, use_cache=cached) for cached in (True, False)
     )
@@ -242,7 +242,7 @@ def test_layer_rotary_cycles_over_layers():
     torch.testing.assert_close(model(IDS), model.norm(x))
     assert check(model).ok
     decoder = build(CONFIG, d_model=16, positions=slow, layer_rotary=(slow, fast))
-    assert unsupported_reason(decoder) == "its layers have different masks or positions"
+    assert unsupported_reason(decoder) is None
     assert Config.from_toml(decoder.config.to_toml()) == decoder.config
 
 

@@ -1,4 +1,4 @@
-"""Generation with prompts of different lengths in one batch, compared with one row at a time without a cache.
+"""Generation with prompts of different lengths in some slots, compared with one row at a time without a cache.
 
 Greedy ids are compared with a loop that runs the model on the whole row for every new id. Sampling and beam search must
 agree with and without a cache, and beam search also for a prompt alone and in a batch.
@@ -7,12 +7,14 @@ agree with and without a cache, and beam search also for a prompt alone and in a
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.generation import BeamSearch, Greedy, Sample, generate
+from clearhead.generation.engine.slot_decoder import static_shapes
 from clearhead.models import Config
 from tools.fuzz_cases import Case, CaseFailure
 from tools.fuzz_cases.configs import GOOD
@@ -31,11 +33,17 @@ def draw(chance: random.Random, device: str) -> Case:
         "mask": chance.choice(["causal()", *GOOD["mask"]]),
         "n_kv_heads": chance.choice([1, 2, 4]),
         "norm": chance.choice(GOOD["norm"]),
-        "residual": chance.choice(GOOD["residual"]),
+        "residual": chance.choice([*GOOD["residual"], {"type": "Parallel"}, {"type": "SandwichNorm"}]),
         "activation": chance.choice(GOOD["activation"]),
-        "lengths": [chance.randint(1, 9) for _ in range(chance.randint(1, 4))],
+        "scores": chance.choice([{"type": "ScaledDot"}, {"type": "SoftCapped", "cap": 2.0}]),
+        "experts": chance.choice([None, None, {"n": 3, "top_k": 2}]),
+        "layer_masks": chance.choice([[], [], ["window(2, 0)", "full()"]]),
+        "layer_scale": chance.choice([None, None, 0.5]),
+        "lengths": [chance.randint(1, 9) for _ in range(chance.randint(1, 7))],
         "new": chance.choice([1, 2, 5, 9]),
-        "stop": chance.choice([None, 3]),
+        "stop": chance.choice([None, 3, [3, 5]]),
+        "slots": chance.choice(["auto", 1, 2, 3]),
+        "static": chance.randint(0, 1),
         "strategy": chance.choice(["greedy", "greedy", "sample", "beam"]),
         "width": chance.randint(1, 4),
         "seed": chance.randint(0, 999),
@@ -52,7 +60,8 @@ def check(case: Case) -> list[str]:
     options: dict[str, Any] = {"strategy": strategy, "max_new_tokens": max(1, case["new"]), "stop_ids": case["stop"]}
     if case["seq2seq"]:
         options["decoder_start_ids"] = 1
-    cached = generate(model, prompts, **options)
+    with static_shapes() if case["static"] else nullcontext():
+        cached = generate(model, prompts, slots=case["slots"], **options)
     plain = generate(model, prompts, use_cache=False, **options)
     for row, prompt in enumerate(prompts):
         ids, plain_ids = cached.sequence(row, with_stop=True).tolist(), plain.sequence(row, with_stop=True).tolist()
@@ -72,7 +81,10 @@ def check(case: Case) -> list[str]:
 
 
 def _model(case: Case) -> nn.Module:
-    names = ("positions", "n_kv_heads", "norm", "residual", "activation")
+    names = (
+        *("positions", "n_kv_heads", "norm", "residual", "activation"),
+        *("scores", "experts", "layer_masks", "layer_scale"),
+    )
     fields: dict[str, Any] = {name: case[name] for name in names}
     fields |= {"vocab_size": VOCAB, "max_len": MAX_LEN, "d_model": 16, "n_heads": 4, "d_ff": 7}
     if case["seq2seq"]:
@@ -97,7 +109,7 @@ def _by_hand(model: nn.Module, prompt: list[int], case: Case) -> list[int] | Non
         if best - second < 1e-9:
             return None
         new.append(int(logits.argmax()))
-        if new[-1] == case["stop"]:
+        if new[-1] in (case["stop"] if isinstance(case["stop"], list) else [case["stop"]]):
             break
     return new
 

@@ -18,36 +18,29 @@ __all__ = ["embed_token"]
 
 @triton.jit
 def _embed_token(
-    ids, weight, table, length, left_pad, x, new_length, M, scale,
-    SCALED: tl.constexpr, ADDED: tl.constexpr, PADDED: tl.constexpr, BM: tl.constexpr, USE_PDL: tl.constexpr,
+    ids, weight, table, lengths, x, M, scale,
+    SCALED: tl.constexpr, ADDED: tl.constexpr, BM: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
     m = tl.arange(0, BM)
     valid = m < M
-    n = tl.load(length)
     e = tl.load(weight + tl.load(ids + row) * M + m, mask=valid, other=0.0)
     if SCALED:
         e = (e.to(tl.float32) * scale).to(x.dtype.element_ty)
     if ADDED:
-        position = n - tl.load(left_pad + row) if PADDED else n
+        position = tl.load(lengths + row)
         e = e.to(tl.float32) + tl.load(table + position * M + m, mask=valid, other=0.0).to(tl.float32)
     tl.store(x + row * M + m, e.to(x.dtype.element_ty), mask=valid)
-    if row == 0:
-        tl.store(new_length, n + 1)
 
 
-def embed_token(
-    ids: Tensor, weight: Tensor, scale: float | None, table: Tensor | None, length: Tensor, left_pad: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the embeddings (R, M) of tokens, scaled and with positions added, and the length including them."""
+def embed_token(ids: Tensor, weight: Tensor, scale: float | None, table: Tensor | None, lengths: Tensor) -> Tensor:
+    """Return the embeddings (R, M) of tokens, scaled and with the positions `lengths` (R,) added."""
     R, M = len(ids), weight.shape[1]
     x = torch.empty(R, M, dtype=weight.dtype, device=ids.device)
-    new_length = torch.empty_like(length)
     _embed_token[(R,)](
-        ids, weight, weight if table is None else table, length, length if left_pad is None else left_pad,
-        x, new_length, M, 1.0 if scale is None else scale,
-        SCALED=scale is not None, ADDED=table is not None, PADDED=left_pad is not None,
+        ids, weight, weight if table is None else table, lengths, x, M, 1.0 if scale is None else scale,
+        SCALED=scale is not None, ADDED=table is not None,
         BM=triton.next_power_of_2(M), num_warps=4, **pdl_options(ids),
     )  # fmt: skip
-    return x, new_length
+    return x

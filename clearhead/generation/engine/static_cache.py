@@ -1,20 +1,20 @@
-"""A static KV cache: keys and values in buffers of fixed capacity, and the bias of each decode step.
+"""The KV cache of the engine: a slot of fixed capacity per row, and a length per row.
 
-A slot is a position, or, if the mask is a window, a position modulo the window (a ring buffer). Everything that changes
-between steps is a tensor (`length`) that the step itself increments, so on a GPU a step can be captured once and
-replayed at every length. On the CPU nothing is captured, and only used slots are read.
+Position p is stored at index p, or, if the layer's mask is a window, at p modulo the window (a ring buffer). Rows have
+different lengths, so nothing is padded, and a slot can be given to another prompt at any time.
 
-Beam search reorders rows at every step. On a GPU the keys stay in place and a table of parents redirects reads; on the
-CPU they are moved.
+With static shapes, as on a GPU, everything that changes between steps is a tensor, so that a step can be captured once
+and replayed at every length. Rows refer to slots through a table, and beams to the slots of their prefix through a
+table of parents, so nothing is moved. Without static shapes, as on a CPU, only the used part is read, and rows are
+moved when they are reordered.
 
-    B prompts   R rows (B times the beams)   S slots   K, H key/value and query heads   D head width   M model width
+    R rows   S indices per slot   K, H key/value and query heads   D head width   M model width   N prompt tokens
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,204 +29,322 @@ from clearhead.attention.decode import (
     naive_attention,
     prefer_naive,
 )
-from clearhead.generation.engine.program import CrossMemory, DecoderProgram, FusedAttention
-from clearhead.masks import Causal, lookback
+from clearhead.generation.engine.program import DecoderProgram, FusedAttention
+from clearhead.masks import Mask, lookback
 from clearhead.masks.regions import Region
-from clearhead.ops.fused_linear import fused_linear_decode, fused_linear_reference
 
-_MIN_LENGTH_FOR_KERNELS = 128  # below, generation ends before compiling the small-batch kernels pays off
+
+class CacheShape(NamedTuple):
+    """Size of a cache: number of slots, tokens per slot, and tokens of an encoder output per slot."""
+
+    n_slots: int
+    capacity: int
+    memory_capacity: int = 0
+
+    def covers(self, other: CacheShape) -> bool:
+        """Return whether a cache of this size can be used in place of the other."""
+        return all(mine >= needed for mine, needed in zip(self, other, strict=True))
+
+
+class PromptIndices(NamedTuple):
+    """Where tokens of prompts are stored."""
+
+    token: Tensor | None  # (n,) which of all tokens are stored; None: all
+    slots: Tensor  # (n,)
+    columns: Tensor  # (n,) index in the slot
+
+
+class _Pattern:
+    """What a layer's mask implies for its cache; layers with one mask share it."""
+
+    def __init__(self, mask: Mask, capacity: int) -> None:
+        window = lookback(mask)
+        self.mask = mask
+        self.capacity = capacity
+        self.n_indices = capacity if window is None else min(capacity, window)
+        self.is_ring = self.n_indices < capacity
+        reachable = Region(0, capacity - 1, 0, capacity - 1, 0, self.n_indices - 1)
+        self.hides_keys = mask.classify(reachable) is not True
+        self.attends_to_self = mask.classify(Region.nearest(0, capacity - 1, capacity)) is True
+
+    def bias(self, lengths: Tensor, n_indices: int, distance_bias: Tensor | None) -> Tensor | None:
+        """Return the bias (R, H or 1, indices) of new tokens at positions `lengths` (R,); −∞ hides a key."""
+        if not self.hides_keys and distance_bias is None:
+            return None
+        index = torch.arange(n_indices, device=lengths.device)
+        distance = lengths[:, None] - index  # (R, indices)
+        distance = distance % self.n_indices if self.is_ring else distance.clamp(min=0)
+        bias = None if distance_bias is None else distance_bias[:, distance].transpose(0, 1)  # (R, H, indices)
+        if not self.hides_keys:
+            return bias
+        position = (lengths[:, None] - distance).clamp(min=0) if self.is_ring else index.expand_as(distance)
+        allowed = self.mask.allows(lengths[:, None].expand_as(distance), position, keys=self.capacity)[:, None]
+        bias = torch.zeros(allowed.shape, device=allowed.device) if bias is None else bias
+        return bias.masked_fill(~allowed, -math.inf)
 
 
 class StaticKVCache:
-    """Keys and values of R rows, for sequences of up to `max_length` tokens.
+    """Keys and values of the rows of a batch.
 
-    With `has_static_shapes`, as on GPUs, all shapes are fixed, rows stay in place and only parents change.
+    Attributes:
+        slots: Slot of each row.
+        lengths: Number of tokens of each row; the next one has this position.
+        parents: The slot that stores each index of a row, if beams share prefixes, per number of indices.
     """
 
-    def __init__(self, program: DecoderProgram, rows: int, max_length: int, *, has_static_shapes: bool) -> None:
+    def __init__(self, program: DecoderProgram, shape: CacheShape, *, is_static: bool) -> None:
         self.program = program
-        self.rows = rows
-        self.max_length = max_length
-        self.has_static_shapes = has_static_shapes
-        window = lookback(program.mask)
-        self.n_slots = max_length if window is None else min(max_length, window)
-        self.is_ring = self.n_slots < max_length
-        self.left_pad: Tensor | None = None  # (R,)
-        self.parents: Tensor | None = None  # (R, S)
-        self.n = 0  # number of tokens, on the host
+        self.shape = shape
+        self.is_static = is_static
         device = program.device
-        self.length = torch.zeros((), dtype=torch.int64, device=device)  # number of tokens, on the device
-        self.slots = torch.arange(self.n_slots, device=device)
-        self.row_index = torch.arange(rows, dtype=torch.int32, device=device)
-        self.keys = [self._empty(rows) for _ in program.layers]
-        self.values = [self._empty(rows) for _ in program.layers]
-        self._spare: Tensor | None = None
+        patterns = {mask: _Pattern(mask, shape.capacity) for mask in program.masks}
+        self.patterns = [patterns[mask] for mask in program.masks]  # of each layer
+        self.n_rows = shape.n_slots
+        self.slots = torch.arange(shape.n_slots, device=device)
+        self.lengths = torch.zeros(shape.n_slots, dtype=torch.int64, device=device)
+        self.parents: dict[int, Tensor] = {}  # (R, S) int32 per S
+        self._parent_tables: dict[int, Tensor] = {}  # captured graphs refer to them
+        self.keys = [self._empty(pattern.n_indices) for pattern in self.patterns]
+        self.values = [self._empty(pattern.n_indices) for pattern in self.patterns]
+        self._spare: dict[tuple[int, int], Tensor] = {}
         self.memory: list[tuple[Tensor, Tensor]] = []
-        self.memory_bias: Tensor | None = None  # (B, 1, S)
-        self._precompute_positions(program, max_length)
-        self._linear = fused_linear_decode if max_length >= _MIN_LENGTH_FOR_KERNELS else fused_linear_reference
-        self._attends_to_self = program.mask.classify(Region.nearest(0, max_length - 1, max_length)) is True
+        self.memory_lengths = torch.zeros(shape.n_slots, dtype=torch.int64, device=device)
+        self.rows_per_memory = 1
+        if shape.memory_capacity:
+            size = shape.n_slots, program.n_kv_heads, shape.memory_capacity, program.d_head
+            zeros = torch.zeros(2, len(program.layers), *size, dtype=program.dtype, device=device)
+            self.memory = list(zip(*zeros, strict=True))
+        self._precompute_positions()
 
-    def _empty(self, rows: int) -> Tensor:
-        """Return a buffer (R, K, S, D)."""
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(x.nbytes for x in (*self.keys, *self.values, *(x for pair in self.memory for x in pair)))
+
+    def _empty(self, n_indices: int, n_rows: int | None = None) -> Tensor:
+        """Return a buffer (rows, K, S, D)."""
         program = self.program
-        shape = rows, program.n_kv_heads, self.n_slots, program.d_head
-        if self.has_static_shapes:
-            return torch.zeros(shape, dtype=program.dtype, device=program.device)
-        # Slot-major in memory, so that writing a token and moving beams are contiguous copies.
-        R, K, S, D = shape
-        return torch.zeros(S, R, K, D, dtype=program.dtype, device=program.device).permute(1, 2, 0, 3)
+        R, K, D = n_rows or self.shape.n_slots, program.n_kv_heads, program.d_head
+        if self.is_static:
+            return torch.zeros(R, K, n_indices, D, dtype=program.dtype, device=program.device)
+        # Index-major in memory, so that writing a token and moving rows are contiguous copies.
+        return torch.zeros(n_indices, R, K, D, dtype=program.dtype, device=program.device).permute(1, 2, 0, 3)
 
-    def _precompute_positions(self, program: DecoderProgram, max_length: int) -> None:
-        """Compute added positions, rotary cos and sin, and position biases for all steps."""
-        decoder = program.decoder
-        device = program.device
+    def _precompute_positions(self) -> None:
+        """Compute added positions, rotary cos and sin, and position biases for all positions."""
+        program = self.program
+        decoder, device, capacity = program.decoder, program.device, self.shape.capacity
         positions = decoder.positions
-        self.position_table = self.cos = self.sin = self.distance_bias = None
+        self.position_table = self.distance_bias = None
         if positions is not None and decoder.adds_positions:
-            rows = min(max_length, getattr(positions, "length", max_length))
+            rows = min(capacity, getattr(positions, "length", capacity))
             zeros = torch.zeros(rows, program.embedding.embedding_dim, dtype=program.dtype, device=device)
-            self.position_table = positions(zeros, torch.arange(rows, device=device))  # (max_length, M)
+            self.position_table = positions(zeros, torch.arange(rows, device=device))  # (capacity, M)
         elif positions is not None:
-            bias = positions(1, self.n_slots, self.n_slots - 1, device)[:, 0]  # (H, S); the last is at distance 0
+            bias = positions(1, capacity, capacity - 1, device)[:, 0]  # (H, S); the last is at distance 0
             self.distance_bias = bias.float().flip(-1).contiguous()
-        rotary = program.rotary
-        if rotary is not None:
-            # Rotating (1, 0) gives (cos, sin).
-            dtype = torch.promote_types(program.dtype, torch.float32)
-            n = rotary.rotary_dim(program.d_head) // 2
-            unit = torch.zeros(max_length, program.d_head, dtype=dtype, device=device)
-            unit[:, :n] = 1.0
-            rotated = rotary.rotate(unit, torch.arange(max_length, device=device))
-            self.cos = rotated[:, :n].contiguous()
-            self.sin = rotated[:, n : 2 * n].contiguous()
+        self.rotary = {
+            rotary: _cos_sin_table(rotary, program, capacity)
+            for layer in program.layers
+            if (rotary := layer.attentions[0].rotary) is not None
+        }
 
-    def load(
-        self,
-        prompt_cache: Sequence[tuple[Tensor, Tensor]],
-        left_pad: Tensor | None,
-        memory: CrossMemory | None,
-        *,
-        beams: bool,
-    ) -> None:
-        """Copy the keys and values (B, K, T, D) of the prompts, each for R/B rows."""
-        B, T = prompt_cache[0][0].shape[0], prompt_cache[0][0].shape[2]
-        self.rows_per_prompt = self.rows // B
-        first = max(0, T - self.n_slots)
-        slots = torch.arange(first, T, device=self.slots.device) % self.n_slots
-        for layer, pair in enumerate(prompt_cache):
-            for target, source in zip((self.keys[layer], self.values[layer]), pair, strict=True):
-                source = source[:, :, first:]
-                if self.rows_per_prompt > 1:
-                    source = source.repeat_interleave(self.rows_per_prompt, dim=0)
-                target.index_copy_(2, slots, source)
-        self.n = T
-        self.length.fill_(T)
-        repeated_pad = None if left_pad is None else left_pad.repeat_interleave(self.rows_per_prompt)
-        self.left_pad = _copy_into(self.left_pad, repeated_pad)
-        if memory is not None:
-            if not self.memory:
-                self.memory = [(k.contiguous(), v.contiguous()) for k, v in memory.keys_values]
-            else:
-                for (k, v), (new_k, new_v) in zip(self.memory, memory.keys_values, strict=True):
-                    k.copy_(new_k)
-                    v.copy_(new_v)
-            self.memory_bias = _copy_into(self.memory_bias, memory.bias)
-        if self.has_static_shapes and beams:
-            self.parents = _copy_into(self.parents, self.row_index[:, None].expand(-1, self.n_slots).contiguous())
+    def prompt_indices(self, rows: list[int], lengths: list[int]) -> dict[int, PromptIndices]:
+        """Return where the tokens of prompts are stored, per number of indices."""
+        device = self.lengths.device
+        row = torch.tensor(rows).repeat_interleave(torch.tensor(lengths))
+        position = torch.cat([torch.arange(n) for n in lengths])
+        from_end = torch.cat([torch.arange(n, 0, -1) for n in lengths])  # 1 for the last token of a prompt
+        indices = {}
+        for n_indices in {pattern.n_indices for pattern in self.patterns}:
+            # A ring buffer keeps the last tokens only, so that no index is written twice.
+            is_kept = from_end <= n_indices
+            token = None if bool(is_kept.all()) else is_kept.nonzero().squeeze(-1).to(device)
+            kept_row, index = row[is_kept].to(device), (position[is_kept] % n_indices).to(device)
+            indices[n_indices] = PromptIndices(token, self.slots[kept_row] if self.is_static else kept_row, index)
+        return indices
 
-    def decode_step(self, ids: Tensor) -> Tensor:
-        """Append one token (R,) per row and return the next logits (R, V)."""
-        x, length = self.program.embed_newest(ids, self.position_table, self.length, self.left_pad)
-        rotary = None
-        if self.cos is not None and self.sin is not None:
-            # Left padding shifts all positions of a row equally, and rotary attention depends on distances only.
-            index = self.length.reshape(1)
-            rotary = RotaryCosSin(F.embedding(index, self.cos), F.embedding(index, self.sin))
-        slot = self.length % self.n_slots if self.is_ring else self.length
-        n_used = length.clamp(max=self.n_slots) if self.is_ring else length
-        if self.parents is not None:
-            self.parents.index_copy_(1, slot.reshape(1), self.row_index[:, None])
-        self_attend = partial(self._self_attend, DecodeSlots(slot, n_used, self._bias(), self.parents), rotary)
-        logits = self.program.decode_step(x, self_attend, self._cross_attend, self._linear)
-        self.length += 1
-        self.n += 1
-        return logits
+    def write_prompts(self, layer: int, indices: dict[int, PromptIndices], k: Tensor, v: Tensor) -> None:
+        """Store the keys and values (N, K, D) of the tokens of prompts."""
+        token, slots, columns = indices[self.patterns[layer].n_indices]
+        for target, source in ((self.keys[layer], k), (self.values[layer], v)):
+            target[slots, :, columns] = source if token is None else source.index_select(0, token)
 
-    def _bias(self) -> Tensor | None:
-        """Return the bias (R or 1, H or 1, S) added to the scores of each slot; −∞ hides a slot from a row."""
-        mask = self.program.mask
-        distance = None
-        slots = self.slots if self.has_static_shapes else self.slots[: self.n + 1]
-        if self.is_ring or self.distance_bias is not None:
-            distance = (self.length - slots) % self.n_slots if self.is_ring else (self.length - slots).clamp(min=0)
-        position = self.length - distance if self.is_ring and distance is not None else slots
-        allowed = None
-        if not isinstance(mask, Causal):
-            allowed = mask.allows(self.length.expand(len(slots)), position, keys=self.max_length)[None]  # (1, S)
-        if self.left_pad is not None:
-            is_token = position >= self.left_pad[:, None]
-            allowed = is_token if allowed is None else allowed & is_token
-        if self.distance_bias is not None and distance is not None:
-            bias: Tensor = self.distance_bias[:, distance][None]  # (1, H, S)
-            return bias if allowed is None else bias.masked_fill(~allowed[:, None], -math.inf)
-        if allowed is None:
-            return None
-        return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, -math.inf)[:, None]
+    def begin_step(self, n_rows: int) -> None:
+        """Prepare a step of the first rows: what all layers share."""
+        lengths = self.lengths[:n_rows]
+        self._rotary_now = {
+            rotary: RotaryCosSin(F.embedding(lengths, cos), F.embedding(lengths, sin))
+            for rotary, (cos, sin) in self.rotary.items()
+        }
+        for n_indices, table in self.parents.items():
+            table[:n_rows].scatter_(1, (lengths % n_indices)[:, None], self.slots[:n_rows, None].int())
+        self._used: dict[_Pattern, DecodeSlots] = {}
+        self._is_uniform = not self.is_static and bool((lengths == lengths[:1]).all())
+        self._longest = 0 if self.is_static else int(lengths.max())
+        for pattern in dict.fromkeys(self.patterns):
+            n_indices = pattern.n_indices if self.is_static else min(self._longest + 1, pattern.n_indices)
+            bias = pattern.bias(lengths[:1] if self._is_uniform else lengths, n_indices, self.distance_bias)
+            if not self.is_static and not self._is_uniform:
+                unused = torch.arange(n_indices, device=lengths.device) > lengths[:, None]  # (R, indices)
+                bias = torch.zeros(unused.shape)[:, None] if bias is None else bias
+                bias = bias.masked_fill(unused[:, None], -math.inf)
+            parents = self.parents[pattern.n_indices][:n_rows] if self.parents else None
+            self._used[pattern] = DecodeSlots(self.slots[:n_rows], lengths, bias, parents)
 
-    def _self_attend(
-        self, slots: DecodeSlots, rotary: RotaryCosSin | None, i: int, layer: FusedAttention, qkv: Tensor
-    ) -> Tensor:
-        """Write the newest keys and values of layer `i`, and attend to all."""
-        keys, values = self.keys[i], self.values[i]
-        if self.has_static_shapes:
-            return decode_attention(qkv, keys, values, slots, scale=layer.scale, rotary=rotary)
-        K = keys.shape[1]
+    def end_step(self, n_rows: int) -> None:
+        """Count the new tokens. Rows that ended some steps ago stay at the end of their slot."""
+        self.lengths[:n_rows].add_(1).clamp_(max=self.shape.capacity - 1)
+
+    def self_attend(self, i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
+        """Write the newest keys and values of layer `i`, and attend to the used part."""
+        pattern, keys, values = self.patterns[i], self.keys[i], self.values[i]
+        used = self._used[pattern]
+        rotary = None if layer.rotary is None else self._rotary_now[layer.rotary]
+        if self.is_static:
+            return decode_attention(qkv, keys, values, used, scale=layer.scale, softcap=layer.softcap, rotary=rotary)
+        R, K = len(qkv), keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
         if rotary is not None:
             q = apply_rotary(q, rotary)
             k = apply_rotary(k, rotary)
-        n_used = min(self.n + 1, self.n_slots)
-        slot = self.n % self.n_slots
-        keys[:, :, slot] = k
-        values[:, :, slot] = v
-        keys, values, bias = keys[:, :, :n_used], values[:, :, :n_used], slots.bias
-        if (bias is not None and not self._attends_to_self) or prefer_naive(q, keys, bias):
-            return naive_attention(q, keys, values, bias, None, layer.scale, never_empty=self._attends_to_self)
+        keys, values = keys[:R], values[:R]
+        if self._is_uniform:
+            keys[:, :, self._longest % pattern.n_indices] = k
+            values[:, :, self._longest % pattern.n_indices] = v
+        else:
+            index = used.lengths % pattern.n_indices
+            keys[self.slots[:R], :, index] = k
+            values[self.slots[:R], :, index] = v
+        n_used = min(self._longest + 1, pattern.n_indices)
+        keys, values, bias = keys[:, :, :n_used], values[:, :, :n_used], used.bias
+        never_empty = pattern.attends_to_self
+        if layer.softcap is not None or (bias is not None and not never_empty) or prefer_naive(q, keys, bias):
+            return naive_attention(
+                q, keys, values, bias, None, layer.scale, softcap=layer.softcap, never_empty=never_empty
+            )
         mask = None if bias is None else bias[:, :, None].to(q.dtype)
         out = F.scaled_dot_product_attention(
             q[:, :, None], keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=q.shape[1] != K
         )
         return out[:, :, 0]
 
-    def _cross_attend(self, i: int, layer: FusedAttention, q: Tensor) -> Tensor:
-        """Attend to the encoder outputs."""
-        return cross_attention(q, *self.memory[i], self.memory_bias, scale=layer.scale)
+    def write_memory(self, rows: list[int], keys_values: list[tuple[Tensor, Tensor]], lengths: Tensor) -> None:
+        """Store each layer's keys and values (B, S, K, D) of encoder outputs of these lengths (B,) for these rows."""
+        index = torch.tensor(rows, device=lengths.device)
+        slots = self.slots[index] if self.is_static else index
+        self.memory_lengths[index] = lengths
+        for stored, new in zip(self.memory, keys_values, strict=True):
+            for target, source in zip(stored, new, strict=True):
+                target[slots, :, : source.shape[1]] = source.transpose(1, 2)
 
-    def reorder_cache(self, rows: Tensor) -> None:
-        """Replace row i by a copy of row `rows[i]`. The beams of a prompt stay adjacent."""
-        if self.parents is not None:  # static shapes: the number of rows is constant
-            self.parents.copy_(self.parents.index_select(0, rows))
-            return
-        n_used = min(self.n, self.n_slots)
+    def memory_attend(self, i: int, layer: FusedAttention, q: Tensor) -> Tensor:
+        """Attend to the encoder outputs."""
+        k, v = self.memory[i]
+        R = len(q)
+        if self.is_static:
+            first = self.slots[:R]
+            slots = first - first % self.rows_per_memory if self.rows_per_memory > 1 else first
+            used = DecodeSlots(slots, self.memory_lengths[:R])
+            return decode_attention(q, k, v, used, scale=layer.scale, softcap=layer.softcap, writes=False)
+        k, v, bias = self._memory_part(k, v, R // self.rows_per_memory)
+        if layer.softcap is not None:
+            k, v = (x.repeat_interleave(self.rows_per_memory, dim=0) for x in (k, v))
+            bias = None if bias is None else bias.repeat_interleave(self.rows_per_memory, dim=0)
+            return naive_attention(q, k, v, bias, None, layer.scale, softcap=layer.softcap, never_empty=True)
+        return cross_attention(q, k, v, bias, scale=layer.scale)
+
+    def _memory_part(self, k: Tensor, v: Tensor, n_prompts: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the used part of encoder outputs (P, K, S, D) on a CPU, and the bias that hides padding."""
+        lengths = self.memory_lengths[:n_prompts]
+        longest = int(lengths.max())
+        hidden = torch.arange(longest) >= lengths[:, None]
+        bias = None
+        if bool(hidden.any()):
+            bias = torch.zeros(hidden.shape, dtype=k.dtype).masked_fill_(hidden, -math.inf)[:, None]
+        return k[:n_prompts, :, :longest], v[:n_prompts, :, :longest], bias
+
+    def start_beams(self, width: int) -> None:
+        """Let row r continue the prompt of row r − r mod width; rows of a prompt are adjacent. Static shapes only."""
+        first = self.slots - self.slots % width
+        self.rows_per_memory = width
+        self.lengths.copy_(self.lengths[first])
+        self.memory_lengths.copy_(self.memory_lengths[first])
+        for n_indices in {pattern.n_indices for pattern in self.patterns}:
+            start = first[:, None].expand(-1, n_indices).int()
+            table = self._parent_tables.setdefault(n_indices, start.contiguous())
+            table.copy_(start)
+        self.parents = self._parent_tables
+
+    def reset_rows(self) -> None:
+        """Give every row its own slot again, without tokens or beams."""
+        self.parents = {}
+        self.rows_per_memory = 1
+        self.slots.copy_(torch.arange(len(self.slots), device=self.slots.device))
+        self.lengths.zero_()
+        self.memory_lengths.zero_()
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Make these different rows the first rows, with their slots. Static shapes only."""
+        rest = torch.ones_like(self.slots, dtype=torch.bool).index_fill_(0, rows, False).nonzero().squeeze(-1)
+        order = torch.cat((rows, rest))
+        self.lengths[rest] = 0
+        for x in (self.slots, self.lengths, self.memory_lengths):
+            x.copy_(x[order])
+
+    def reorder_beams(self, rows: Tensor) -> None:
+        """Replace row i by a copy of row `rows[i]` of the same prompt, after `start_beams`."""
+        for parents in self.parents.values():
+            parents[: len(rows)] = parents.index_select(0, rows)
+
+    def move_rows(self, rows: Tensor) -> None:
+        """Replace row i by a copy of row `rows[i]`, and change the number of rows to that of `rows`."""
+        longest = int(self.lengths[: self.n_rows].max())
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):
-                spare = self._spare
-                new = spare if spare is not None and spare.shape[0] == len(rows) else self._empty(len(rows))
-                # Used slots are contiguous and are copied into the buffer that the previous copy freed.
-                torch.index_select(old.permute(2, 0, 1, 3)[:n_used], 1, rows, out=new.permute(2, 0, 1, 3)[:n_used])
-                buffers[layer] = new
-                self._spare = old
-        if self.left_pad is not None:
-            self.left_pad = self.left_pad.index_select(0, rows)
-        if len(rows) != self.rows or self.rows_per_prompt == 1:
-            prompts = rows[:: self.rows_per_prompt] // self.rows_per_prompt
-            self.memory = [(k.index_select(0, prompts), v.index_select(0, prompts)) for k, v in self.memory]
-            if self.memory_bias is not None:
-                self.memory_bias = self.memory_bias.index_select(0, prompts)
-        self.rows = len(rows)
+                buffers[layer] = self._moved(old, rows, min(longest, self.patterns[layer].n_indices))
+        self.lengths = self.lengths.index_select(0, rows)
+        if self.memory:
+            self._move_memory(rows)
+        self.n_rows = len(rows)
+        self.slots = torch.arange(self.n_rows, device=self.slots.device)
+
+    def _move_memory(self, rows: Tensor) -> None:
+        """Reorder the encoder outputs as the rows; the rows of a beam share one."""
+        if self.is_static:
+            rows_of_memory = self.slots[rows]
+            self.memory_lengths = self.memory_lengths.index_select(0, rows)
+        else:
+            width, is_multiple = len(rows) // self.n_rows, len(rows) % self.n_rows == 0
+            if self.rows_per_memory == 1 and width > 1 and is_multiple:
+                expanded = torch.arange(self.n_rows).repeat_interleave(width)
+                if torch.equal(rows, expanded):
+                    self.rows_per_memory = width
+                    return
+            rows_of_memory = rows[:: self.rows_per_memory] // self.rows_per_memory
+            if torch.equal(rows_of_memory, torch.arange(len(self.memory_lengths))):
+                return
+            self.memory_lengths = self.memory_lengths.index_select(0, rows_of_memory)
+        self.memory = [(k.index_select(0, rows_of_memory), v.index_select(0, rows_of_memory)) for k, v in self.memory]
+
+    def _moved(self, old: Tensor, rows: Tensor, n_used: int) -> Tensor:
+        """Return a buffer whose row i is row `rows[i]` of `old`, reusing the buffer that the previous move freed."""
+        if self.is_static:
+            return old.index_select(0, self.slots[rows])
+        key = old.shape[2], len(rows)
+        new = self._spare.pop(key, None)
+        new = self._empty(old.shape[2], len(rows)) if new is None else new
+        # Used indices are contiguous.
+        torch.index_select(old.permute(2, 0, 1, 3)[:n_used], 1, rows, out=new.permute(2, 0, 1, 3)[:n_used])
+        self._spare = {(old.shape[2], old.shape[0]): old}
+        return new
 
 
-def _copy_into(target: Tensor | None, source: Tensor | None) -> Tensor | None:
-    """Copy `source` into the memory of `target`, if any, where a captured graph reads it."""
-    return source if target is None or source is None else target.copy_(source)
+def _cos_sin_table(rotary: Any, program: DecoderProgram, capacity: int) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines (capacity, n) of a rotary embedding: rotating (1, 0) gives (cos, sin)."""
+    dtype = torch.promote_types(program.dtype, torch.float32)
+    n = rotary.rotary_dim(program.d_head) // 2
+    unit = torch.zeros(capacity, program.d_head, dtype=dtype, device=program.device)
+    unit[:, :n] = 1.0
+    rotated = rotary.rotate(unit, torch.arange(capacity, device=program.device))
+    return rotated[:, :n].contiguous(), rotated[:, n : 2 * n].contiguous()

@@ -1,6 +1,6 @@
-"""The fused decoder gives the same ids, log-probabilities and scores as the module decoder.
+"""The engine gives the same ids, log-probabilities and scores as the module decoder.
 
-On the CPU the fused decoder reads the used slots only. The `static_shapes` fixture runs the steps of fixed shapes that
+On the CPU the engine reads the used indices only. The `static_shapes` fixture runs the steps of fixed shapes that
 a GPU captures, without capturing them.
 """
 
@@ -10,7 +10,6 @@ import functools
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ import torch
 
 from clearhead.generation import BeamSearch, generate, stream
 from clearhead.generation.decoder import size_bucket
-from clearhead.generation.engine import graph_decoder
-from clearhead.generation.engine.graph_decoder import FusedDecoder, compiled_decoder
+from clearhead.generation.engine import slot_decoder
+from clearhead.generation.engine.slot_decoder import SlotDecoder, compiled_decoder
 from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.generation.request import SearchRequest
 from clearhead.masks import blocks, causal, every, full, lookback, prefix, window
@@ -31,8 +30,9 @@ MAX_NEW_TOKENS = 13
 
 
 @pytest.fixture
-def static_shapes(monkeypatch):
-    monkeypatch.setattr(graph_decoder, "uses_cuda_graphs", lambda device: True)
+def static_shapes():
+    with slot_decoder.static_shapes():
+        yield
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def test_changed_parameters_recompile_program():
 def is_fused(model, rows=((1, 2),), decoder_start_ids=None):
     request = SearchRequest.of(None, 5, None)
     decoder = incremental_decoder(model, [list(row) for row in rows], request, decoder_start_ids=decoder_start_ids)
-    return isinstance(decoder, FusedDecoder)
+    return isinstance(decoder, SlotDecoder)
 
 
 def test_models_with_hooks_or_replaced_modules_use_module_decoder():
@@ -155,46 +155,6 @@ def test_size_bucket_rounds_up_to_captured_sizes():
     assert [size_bucket(n) for n in (1, 2, 3, 5, 8, 9, 12, 13, 17, 24, 25, 33, 65, 200, 256)] == [
         *(1, 2, 4, 8, 8, 12, 12, 16, 24, 24, 32, 48, 96, 256, 256),
     ]
-
-
-class PromptProgram:
-    """Stands in for a program whose capture as a CUDA graph fails with an error."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, *errors):
-        self.errors = list(errors)
-
-    def prefill(self, ids, *, last):
-        if self.errors:
-            raise self.errors.pop(0)
-        return torch.zeros(len(ids), VOCAB), []
-
-
-def test_prefill_out_of_memory_raises():
-    prefill = graph_decoder.GraphedPrefill(PromptProgram(torch.OutOfMemoryError("out of memory")), 1, 8)
-    with pytest.raises(torch.OutOfMemoryError):
-        prefill(torch.zeros(1, 3, dtype=torch.int64))
-
-
-def test_prefill_without_capture_warns_once_and_runs_eagerly():
-    prefill = graph_decoder.GraphedPrefill(
-        PromptProgram(RuntimeError("operation not permitted when stream is capturing")), 1, 8
-    )
-    with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
-        logits, _ = prefill(torch.zeros(1, 3, dtype=torch.int64))
-    assert logits.shape == (1, VOCAB)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prefill(torch.zeros(1, 3, dtype=torch.int64))
-
-
-def test_prefill_error_outside_capture_raises_without_warning():
-    prefill = graph_decoder.GraphedPrefill(PromptProgram(RuntimeError("broken"), RuntimeError("broken")), 1, 8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(RuntimeError, match="broken"):
-            prefill(torch.zeros(1, 3, dtype=torch.int64))
 
 
 def test_decode_kernels_equal_references_in_triton_interpreter():
