@@ -30,10 +30,11 @@ SHAPES: list[tuple[int, int, LayerKind]] = [
     *((4864, 896, "gated"), (5632, 2048, "gated"), (9216, 2304, "gated")),
 ]
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+# BN, BK, stages, warps
 TILES = (
     *((16, 128, 4, 4), (16, 256, 4, 4), (32, 128, 4, 4), (32, 256, 3, 4), (32, 128, 6, 4)),
     *((64, 64, 5, 4), (64, 128, 4, 4), (64, 128, 4, 8), (128, 64, 5, 8)),
-)  # BN, BK, stages, warps
+)
 WEIGHT_BYTES = 120 << 20  # more than the L2 cache
 PROCESSES = 14
 

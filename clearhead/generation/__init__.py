@@ -11,7 +11,7 @@ A search works on token ids and logits. It calls a model through the three metho
 from __future__ import annotations
 
 from clearhead.generation.decoder import IncrementalDecoder, LogitsError, UncachedDecoder
-from clearhead.generation.generate import TextGenerator, generate, search, stream
+from clearhead.generation.generate import TextGenerator, generate, search, stream, warm_up
 from clearhead.generation.logits_processors import LogitsProcessors, WhisperTimestampRules
 from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
 from clearhead.generation.request import DEFAULT_MAX_NEW_TOKENS
@@ -21,4 +21,5 @@ __all__ = [
     "DEFAULT_MAX_NEW_TOKENS", "BeamSearch", "Generated", "GenerationStep", "Greedy", "IncrementalDecoder",
     "LogitsError", "LogitsProcessors", "Sample", "Strategy", "TextGenerator", "UncachedDecoder",
     "WhisperTimestampRules", "generate", "search", "stream",
+    "warm_up",
 ]  # fmt: skip

@@ -5,16 +5,17 @@ These functions work on token ids; tokenizers convert from and to text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, cast, overload, runtime_checkable
 
 from torch import nn
 
 from clearhead._core.keywords import explain_keywords
-from clearhead._core.validation import short_repr
+from clearhead._core.validation import check_int, short_repr
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.generation.beam import beam_search
-from clearhead.generation.decoder import IncrementalDecoder
+from clearhead.generation.decoder import IncrementalDecoder, batch_bucket
 from clearhead.generation.engine.slot_decoder import Slots
 from clearhead.generation.logits_processors import LogitsProcessors
 from clearhead.generation.model_decoders import Engine, incremental_decoder
@@ -218,6 +219,35 @@ def search(
             "reorder_cache(rows) (wrap a function of ids in UncachedDecoder; pass a model to generate)"
         )
     return _search(decoder, request)
+
+
+@explain_keywords
+def warm_up(
+    model: nn.Module,
+    *,
+    max_tokens: int,
+    slots: int = 32,
+    strategy: Greedy | Sample | None = None,
+    decoder_start_ids: int | Sequence[int] | None = None,
+) -> None:
+    """Compile the kernels of a model and capture its CUDA graphs for all batch sizes, which otherwise happens lazily.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        max_tokens: Largest number of tokens of a prompt and its new ids.
+        slots: Largest number of sequences that will be decoded at once.
+        strategy: The kind of strategy that will be used; its values may differ.
+        decoder_start_ids: Start ids of an encoder-decoder.
+    """
+    check_int(max_tokens, "warm_up: max_tokens", minimum=4)
+    check_int(slots, "warm_up: slots", minimum=1)
+    for n in sorted({batch_bucket(n) for n in range(1, slots + 1)}, reverse=True):
+        steps = stream(
+            model, [[0]] * n, strategy=strategy, max_new_tokens=max_tokens - 1, decoder_start_ids=decoder_start_ids
+        )
+        for _ in itertools.islice(steps, 4):  # after the prefill, one step runs eagerly and the next is captured
+            pass
+        cast("Generator[GenerationStep, None, None]", steps).close()
 
 
 def _search(decoder: IncrementalDecoder, request: SearchRequest) -> Generated:

@@ -179,6 +179,8 @@ class StaticKVCache:
         }
         for n_indices, table in self.parents.items():
             table[:n_rows].scatter_(1, (lengths % n_indices)[:, None], self.slots[:n_rows, None].int())
+        if self.memory and not self.is_static:
+            self._memory_padding = self._hide_padding(self.memory_lengths[: n_rows // self.rows_per_memory])
         self._used: dict[_Pattern, DecodeSlots] = {}
         self._is_uniform = not self.is_static and bool((lengths == lengths[:1]).all())
         self._longest = 0 if self.is_static else int(lengths.max())
@@ -247,22 +249,21 @@ class StaticKVCache:
             slots = first - first % self.rows_per_memory if self.rows_per_memory > 1 else first
             used = DecodeSlots(slots, self.memory_lengths[:R])
             return decode_attention(q, k, v, used, scale=layer.scale, softcap=layer.softcap, writes=False)
-        k, v, bias = self._memory_part(k, v, R // self.rows_per_memory)
+        n_prompts, (longest, bias) = R // self.rows_per_memory, self._memory_padding
+        k, v = k[:n_prompts, :, :longest], v[:n_prompts, :, :longest]
         if layer.softcap is not None:
             k, v = (x.repeat_interleave(self.rows_per_memory, dim=0) for x in (k, v))
             bias = None if bias is None else bias.repeat_interleave(self.rows_per_memory, dim=0)
             return naive_attention(q, k, v, bias, None, layer.scale, softcap=layer.softcap, never_empty=True)
         return cross_attention(q, k, v, bias, scale=layer.scale)
 
-    def _memory_part(self, k: Tensor, v: Tensor, n_prompts: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the used part of encoder outputs (P, K, S, D) on a CPU, and the bias that hides padding."""
-        lengths = self.memory_lengths[:n_prompts]
+    def _hide_padding(self, lengths: Tensor) -> tuple[int, Tensor | None]:
+        """Return the longest length of encoder outputs (P,), and a bias (P, 1, S) if others are padded to it."""
         longest = int(lengths.max())
         hidden = torch.arange(longest) >= lengths[:, None]
-        bias = None
-        if bool(hidden.any()):
-            bias = torch.zeros(hidden.shape, dtype=k.dtype).masked_fill_(hidden, -math.inf)[:, None]
-        return k[:n_prompts, :, :longest], v[:n_prompts, :, :longest], bias
+        if not bool(hidden.any()):
+            return longest, None
+        return longest, torch.zeros(hidden.shape, dtype=self.program.dtype).masked_fill_(hidden, -math.inf)[:, None]
 
     def start_beams(self, width: int) -> None:
         """Let row r continue the prompt of row r − r mod width; rows of a prompt are adjacent. Static shapes only."""
