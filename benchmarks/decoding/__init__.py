@@ -21,7 +21,7 @@ from benchmarks.decoding.options import Options
 from benchmarks.timed import Job, Timing, run_jobs
 from clearhead.errors import ConfigError
 
-SECTIONS = ("prefill", "sampling", "steps", "mixed", "torch", "transformers")
+SECTIONS = ("prefill", "sampling", "steps", "mixed", "torch", "ragged", "transformers")
 PEER_SHARE = 0.5  # of the time limit, until which the compilation of plain torch in the background may last
 
 
