@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,6 +133,16 @@ def test_every_family_has_a_reference_model():
     from clearhead.hub import families
 
     assert {name.split()[0] for name in PEERS} == set(families.FAMILIES)
+
+
+def test_table_of_families_lists_every_family_with_every_check():
+    from clearhead.hub import families
+    from tools.families import CHECKS
+
+    rows = json.loads((Path(__file__).parents[2] / "docs/results/families.json").read_text())
+    assert rows.keys() == families.FAMILIES.keys()
+    for family, row in rows.items():
+        assert {row[check] for check in CHECKS.values()} <= {"passed", "skipped"}, family
 
 
 def test_cost_accepts_a_hugging_face_folder(llama, cli):
