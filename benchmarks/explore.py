@@ -30,9 +30,9 @@ CASES = (
     ("shakespeare", "model?model=shakespeare", "textarea", [_LINE[:n] for n in range(20, len(_LINE))]),
     ("sort-dedup", "model?model=sort-dedup", "textarea", ["D A A C B Q X"[:n] for n in range(3, 14, 2)]),
     ("en-es", "model?model=en-es", "textarea", ["The house over there is red."[:n] for n in range(5, 29)]),
-    ("change", "change?model=sort-dedup", "textarea", ["D A A C B Q X"[:n] for n in range(3, 14, 2)]),
+    ("interventions", "intervention?model=sort-dedup", "textarea", ["D A A C B Q X"[:n] for n in range(3, 14, 2)]),
     ("mask", "mask", "input.wide", [f"causal() & window({n}, 0)" for n in range(3, 20)]),
-    ("by hand", "hand", "input.cell", [f"{n}/7" for n in range(2, 12)]),
+    ("by hand", "by_hand", "input.cell", [f"{n}/7" for n in range(2, 12)]),
 )
 
 # Types a text into a field and resolves to the milliseconds until the panel has been redrawn.

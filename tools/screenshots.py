@@ -1,7 +1,7 @@
 """Save screenshots of the explorer.
 
 `python tools/screenshots.py docs/pictures/explore.png` saves the image of the README;
-`python tools/screenshots.py FOLDER` saves all panels, each light, dark and 400 pixels wide, for review."""
+`python tools/screenshots.py FOLDER` saves all panels, each light, dark and 390 pixels wide, for review."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from benchmarks.explore import browsing, serving
 README = "model?model=en-es&text=I+would+like+a+cup+of+coffee%2C+please.&view=attention"
 PANELS = {
     "model": README,
-    "walkthrough": "model?model=en-es&text=How+are+you%3F&at=25.0",
+    "steps": "model?model=en-es&text=How+are+you%3F&view=steps",
+    "speech": "model?model=spoken-digits",
+    "tour": "tour?model=en-es",
+    "interpret": "interpret?model=en-es&text=I+would+like+a+cup+of+coffee%2C+please.&view=why&step=4",
     "image": "model?model=digits-vit&view=attention",
     "beams": "model?model=en-es&text=How+are+you%3F&view=beams&width=4",
-    "intervention": "intervention?model=shakespeare&edits="
-    "blocks.0.attention%3A0%2B1%3Azero%3Bblocks.2%3A%3Ascale%3A0.5",
+    "intervention": "intervention?model=shakespeare&edits=blocks.0.attention%3A0%2B1%3Azero%3Bblocks.2%3A%3Askip",
     "by_hand": "by_hand",
     "mask": "mask?n=2048&e=causal%28%29+%26+%28window%28256%2C+0%29+%7C+every%28128%29%29",
-    "digit": "digit",
+    "attribution": "model?model=digits-vit&view=pixels",
     "cost": "cost?training=yes",
     "claims": "claims",
     "exercises": "exercises",
 }
 MODES: dict[str, dict[str, Any]] = {
-    "light": {"viewport": {"width": 1360, "height": 900}},
-    "dark": {"viewport": {"width": 1360, "height": 900}, "color_scheme": "dark"},
-    "narrow": {"viewport": {"width": 400, "height": 800}},
+    "light": {"viewport": {"width": 1440, "height": 900}},
+    "dark": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"},
+    "narrow": {"viewport": {"width": 390, "height": 844}},
 }
 
 

@@ -1,4 +1,5 @@
 // The tabs, in groups. The state of a panel is part of the address, as in #mask?e=causal()&n=64.
+import "./hover.js";
 import { make, toggle } from "./tools.js";
 
 const GROUPS = [
