@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.errors import ConfigError
-from clearhead.generation import BeamSearch, Greedy, LogitsError, Sample, generate
+from clearhead.generation import BeamSearch, Greedy, LogitsError, LogitsProcessors, Sample, generate
 from clearhead.generation.engine import slot_decoder
 from tests.generation.cases import CASES
 from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
@@ -93,3 +93,16 @@ def test_invalid_logits_name_the_prompt_and_leave_the_model_usable():
 def test_invalid_number_of_slots_raises(slots):
     with pytest.raises(ConfigError, match="slots"):
         generate(decoder(), [1, 2], slots=slots)
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+@pytest.mark.parametrize("name", ["learned", "ring"])
+def test_logits_processors_give_ids_of_the_models_own_forward(name, strategy, is_static):
+    (build,) = [build for kind, case, build in CASES if (kind, case) == ("decoder", name)]
+    model, rows = build(), prompts(VOCAB, LENGTHS)
+    processors = LogitsProcessors(no_repeat_ngram_size=2, repetition_penalty=1.3)
+    options = {"strategy": strategy, "max_new_tokens": 9, "stop_ids": STOP, "logits_processors": processors}
+    expected = generate(model, rows, engine="module", **options)
+    with slot_decoder.static_shapes() if is_static else nullcontext():
+        assert torch.equal(generate(model, rows, **options).ids, expected.ids)
