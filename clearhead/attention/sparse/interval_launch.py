@@ -61,11 +61,11 @@ def interval_tiles_for(dtype: torch.dtype, width: int, has_bias: bool) -> Interv
     if width <= 64:
         if has_bias:
             return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 2))
-        return IntervalTiles(IntervalTile(64, 64, 4, 3, 128), IntervalTile(64, 64, 4, 3), IntervalTile(64, 32, 4, 3))
+        return IntervalTiles(IntervalTile(64, 64, 4, 3, 128), IntervalTile(64, 64, 4, 3), IntervalTile(64, 64, 4, 2))
     if width <= 128:
         if has_bias:
             return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 16, 4, 2))
-        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3), IntervalTile(64, 64, 4, 2))
+        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3), IntervalTile(64, 32, 4, 2))
     return IntervalTiles(IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 1), IntervalTile(32, 32, 4, 1))
 
 

@@ -97,6 +97,8 @@ class SparseImplementation(Implementation):
     def propose(self, inputs: AttentionInputs) -> Execution | None:
         """Return an execution if the kernel supports the call and its plan is predicted to be faster than SDPA."""
         q, mask = inputs.q, inputs.mask
+        if q.is_cuda and mask is not None and 1 < q.shape[-2] * inputs.k.shape[-2] < WORTH_PLANNING:
+            return self._propose_short(inputs)
         if not may_be_faster(inputs) or _is_exporting():
             return None
         if q.is_cuda or not (mask is None or mask.is_structural):
@@ -118,6 +120,15 @@ class SparseImplementation(Implementation):
         if self._kernel_unsupported_reason(inputs) is not None:
             return None
         return Execution(self, plan if q.dim() == 4 else self.plan_for(inputs), _PREDICTED_FASTER)
+
+    def _propose_short(self, inputs: AttentionInputs) -> Execution | None:
+        """Return an execution of a call that is too short for a plan; row intervals need none."""
+        if inputs.q.shape[-2] == 1 or isinstance(inputs.mask, Causal) or torch.compiler.is_compiling():
+            return None
+        if not isinstance(inputs.normalizer, Softmax) or inputs.normalizer.dropout or _is_exporting():
+            return None
+        intervals = usable_intervals(inputs)
+        return None if intervals is None else self._propose_intervals(inputs, intervals)
 
     def _propose_intervals(self, inputs: AttentionInputs, intervals: PairIntervals) -> Execution | None:
         """Return an execution with the kernel of row intervals, unless SDPA is predicted to be faster."""
