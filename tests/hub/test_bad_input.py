@@ -182,6 +182,8 @@ def test_load_does_not_run_code_of_the_folder(llama):
         ("mixtral", {"num_local_experts": 6}, ("missing", "experts.5.w1")),
         ("mixtral", {"num_experts_per_tok": 6}, ("top_k is 6",)),
         ("clip", {"text_config": {"num_hidden_layers": 10**9}}, ("more than", "parameter tensors")),
+        ("gemma3_text", {"attn_logit_softcapping": 3.0}, ("attn_logit_softcapping is 3.0",)),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, ("parallel_attn is False",)),
         ("clip", {"projection_dim": 8}, ("text_projection.weight", "(8, 24)")),
     ],
 )

@@ -304,6 +304,7 @@ _BASES = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
 def _read_gemma3(keys: ConfigReader) -> KeyValues:
     pattern = keys("sliding_window_pattern", keys("_sliding_window_pattern", 6))
+    keys.only("attn_logit_softcapping", None)  # transformers ignores it
     fields = _read_gemma2(keys, default_cap=None, full_every=pattern)
     cycle = common.read_layer_cycle(keys, lambda i: SLIDING if (i + 1) % pattern else FULL)
     rotary = common.read_layer_rotary(keys, _BASES, local_base="rope_local_base_freq")

@@ -14,6 +14,7 @@ import dataclasses
 import math
 
 from clearhead.attention import Scaled
+from clearhead.errors import StorageError
 from clearhead.hub.families import common
 from clearhead.hub.families.common import FULL, SLIDING
 from clearhead.hub.families.decoders import LAYER, LLAMA, LLAMA_ROWS, MISTRAL, sliding_window
@@ -299,6 +300,8 @@ def _read_falcon(keys: ConfigReader) -> KeyValues:
     keys.expect(alibi=False)  # transformers rounds its linear biases to bfloat16
     heads, is_parallel, bias = keys("num_attention_heads"), keys("parallel_attn", True), keys("bias", False)
     is_new = keys("new_decoder_architecture", False)
+    if is_new and not is_parallel:
+        raise StorageError("parallel_attn is False, and new_decoder_architecture is True; expected parallel branches")
     n_norms = keys("num_ln_in_parallel_attn", None) or (2 if is_new else 1)
     n_kv = keys("num_kv_heads", None) or heads
     multi_query = 1 if keys("multi_query", True) else heads
