@@ -32,7 +32,7 @@ def test_run_views_show_the_tokens_of_the_answer(tab):
             "n => document.querySelectorAll('.answer-output .tok[role=button]').length === n + 1", arg=count
         )
     tokens = [text.strip() for text in tab.page.locator(".answer-output .tok[role=button]").all_inner_texts()]
-    tab.page.wait_for_function("!document.querySelector('.pane').matches('[data-state=loading]')")
+    tab.page.wait_for_selector(".pane[data-state=shown]")
     queries = [text.strip() for text in tab.page.locator(".query .token").all_inner_texts()]
     assert queries[:3] == tokens
     tab.page.get_by_role("button", name="Step by step").click()
@@ -90,7 +90,7 @@ def test_speech_model_recognizes_the_example_recording(tab):
     assert tab.page.get_by_label("Text").is_hidden()
     sound = Path(__file__).parents[2] / "clearhead/explorer/examples/digits.wav"
     tab.page.locator("input[type=file]").set_input_files(sound)
-    tab.page.wait_for_function("document.querySelectorAll('.heard').length === 6")
+    tab.page.locator(".heard").nth(5).wait_for()
 
 
 def test_old_results_are_dimmed_beside_an_error(tab):
