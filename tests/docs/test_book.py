@@ -96,7 +96,14 @@ def test_chapter_starts_with_goals_and_ends_with_its_closing_sections(page):
     assert ":::{admonition} Goals and prerequisites" in page.text[: page.text.index("\n## ")]
     summary = page.text.split("\n## Summary\n")[1].split("\n## ")[0]
     assert re.findall(r"^(\d+)\. ", summary, re.MULTILINE) == [str(i) for i in range(1, 11)], "ten lines"
-    assert "Solution of exercise" in page.text
+
+
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
+def test_chapter_has_one_solution_per_exercise(page):
+    exercises = page.text.split("\n## Exercises\n")[1].split("\n## ")[0]
+    numbers = re.findall(r"^(\d+)\. ", exercises, re.MULTILINE)
+    assert len(numbers) >= 3
+    assert re.findall(r"Solution of exercise (\d+)", exercises) == numbers
 
 
 @pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.name)
