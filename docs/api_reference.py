@@ -104,8 +104,12 @@ def _module_of(value: Any) -> str | None:
 
 
 def members(kind: type, documented: dict[str, Any]) -> dict[str, Any]:
-    """Return the public methods and properties of a class and of its bases, except bases in `documented`."""
+    """Return the public methods and properties of a class and of its bases, except bases in `documented`.
+
+    The default of a field of a dataclass can be a function, which is not a method.
+    """
     members_by_name: dict[str, Any] = {}
+    fields_of_class = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     bases = [base_class for base_class in kind.__mro__ if (_module_of(base_class) or "").startswith("clearhead")]
     for base in reversed(
         [
@@ -116,7 +120,9 @@ def members(kind: type, documented: dict[str, Any]) -> dict[str, Any]:
     ):
         for name, value in vars(base).items():
             inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", value)
-            if not name.startswith("_") and name != "extra_repr" and inspect.isfunction(inner):
+            if name.startswith("_") or name == "extra_repr" or name in fields_of_class:
+                continue
+            if inspect.isfunction(inner):
                 members_by_name[name] = value
     return members_by_name
 

@@ -18,3 +18,6 @@ attend(q, k, k, scores=attention.Additive(4, 6, 5), impl="reference").shape  # â
 q, k, v = (torch.randn(1, 1, 3, 4) for _ in range(3))
 for normalizer in (attention.Softmax(temperature=0.5), attention.HardMax(), attention.StraightThrough(), attention.GumbelSoftmax()):
     attend(q, k, v, normalizer=normalizer)
+
+q, k, v = (torch.randn(1, 2, 3, 4) for _ in range(3))
+attend(q, k, v, causal(), normalizer=attention.SinkSoftmax(torch.zeros(2))).shape  # â†’ torch.Size([1, 2, 3, 4])

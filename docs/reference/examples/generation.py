@@ -35,3 +35,6 @@ generation.WhisperTimestampRules(first=50363, end=50256, latest=50).first  # →
 isinstance(ch.pipeline("shakespeare"), generation.TextGenerator)  # → True
 len(generate(ch.pipeline("shakespeare"), "ROMEO:", max_new_tokens=5))  # → 5
 generation.DEFAULT_MAX_NEW_TOKENS  # → 128
+
+model = ch.Decoder(tiny_decoder()).eval()
+generation.warm_up(model, max_tokens=16, slots=2)

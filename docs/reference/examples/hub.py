@@ -45,3 +45,18 @@ events = recognizer.push(torch.zeros(4000))  # a RecognizedSymbol each
 torch.save({"weight": torch.ones(2, 3)}, "pytorch_model.bin")
 conversion = hub.convert_pickle("pytorch_model.bin", "converted")  # a Conversion: the folder, its files, notes
 conversion.files  # → ('model.safetensors',)
+
+# A family for checkpoints of another format; the guide "Load and export" has a complete one.
+from clearhead.models import DecoderConfig
+from clearhead.nn.positions import Rotary
+tiny_llm = hub.Family(
+    name="tiny_llm",
+    architecture="TinyLLM",
+    kind=DecoderConfig,
+    fields={"vocab": "vocab_size", "width": "d_model", "depth": hub.Field("n_layers", 1), "heads": "n_heads"},
+    converters=(hub.Converter(lambda keys: {"positions": Rotary(base=keys("theta", 10_000.0))}),),
+    rows=(hub.WeightMap("wte.weight", "embedding.weight"), *hub.block("layers.#", q="att.q", k="att.k", v="att.v")),
+)
+callable(hub.register_family)  # → True
+
+callable(hub.export_gguf)  # → True

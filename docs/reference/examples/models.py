@@ -68,3 +68,5 @@ models.CTCEncoder(config).eval()(frames).shape[0]  # → 1
 
 pair = models.DualEncoderConfig(text=models.tiny_encoder(), image=models.tiny_vision().replace(n_classes=0), d_shared=8)
 parts = sum(p.numel() for p in models.DualEncoder(pair).parameters())
+
+image = models.tiny_vision().replace(pooling=models.AttentionPooling())

@@ -42,3 +42,10 @@ with apply_mask(layer, window(1, 1)):
     layer(torch.randn(2, 5, 12))
 
 nn.AttentionConfig(d_model=12, n_heads=4, n_kv_heads=2, bias=nn.Biases(q=True, k=False))
+
+FeedForward(12, 48, nn.ClampedSwiGLU())(torch.randn(2, 5, 12)).shape  # → torch.Size([2, 5, 12])
+
+latent = nn.Latent(kv_rank=6, d_rope=2, d_value=4)
+nn.MultiHeadLatentAttention(12, 3, latent, d_head=6)(torch.randn(2, 5, 12)).shape  # → torch.Size([2, 5, 12])
+
+nn.ResPostNorm()

@@ -17,3 +17,10 @@ bias = positions.T5Bias(RelativeBias(n_buckets=8, max_distance=16), n_heads=2)
 slopes = positions.ALiBiBias(n_heads=4)  # what ALiBi() builds
 
 NoPE()
+
+Rotary(scaling=positions.DynamicNTKScaling(factor=2.0, original_max_len=2048))
+
+Rotary(scaling=positions.LongRopeScaling(short=(1.0, 1.0), long=(1.5, 4.0), original_max_len=4096))
+
+encoding = positions.DisentangledPositions(positions.Disentangled(n_buckets=4, max_distance=8), d_model=12)
+isinstance(encoding(5, 5), positions.ContentBias)  # → True
