@@ -33,6 +33,7 @@ if typing.TYPE_CHECKING:
 DOCS = Path(__file__).parent
 OUT = DOCS / "reference"
 EXAMPLES = OUT / "examples"
+REPOSITORY = "https://github.com/clearhead-transformers/clearhead"
 
 PACKAGES = (
     "errors",
@@ -268,6 +269,7 @@ def _entry(package: str, name: str, value: Any) -> Iterator[str]:
     is_class = inspect.isclass(value)
     yield fence(signature(name, value), "python")
     yield prose(inspect.getdoc(value) or "")
+    yield from _source(value)
     if is_class and (rows := [row for row in fields(value) if (_module_of(value) or "").startswith("clearhead")]):
         yield table(
             ("field", "takes", "default", ""),
@@ -279,6 +281,20 @@ def _entry(package: str, name: str, value: Any) -> Iterator[str]:
         yield f"`{line}`\n: " + prose(docstring).replace("\n", "\n  ")
     if example := example_of(package, name):
         yield "Example:\n\n" + fence(example, "python")
+
+
+def _source(value: Any) -> Iterator[str]:
+    """Yield a link to the definition of a class or function of the package."""
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return
+    root = DOCS.parent
+    value = inspect.unwrap(value)
+    path = Path(inspect.getsourcefile(value) or "")
+    if not path.is_relative_to(root / "clearhead"):
+        return
+    name = path.relative_to(root).as_posix()
+    line = inspect.getsourcelines(value)[1]
+    yield f"Source: [{name}, line {line}]({REPOSITORY}/blob/main/{name}#L{line})"
 
 
 # ---------------------------------------------------------------------- files

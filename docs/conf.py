@@ -13,7 +13,11 @@ from clearhead._version import __version__  # noqa: E402 (from this checkout, no
 
 # Cells run in separate kernels, which import this checkout and the helpers in this folder.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(DOCS.parent), str(DOCS)])
-os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "PYTHONWARNINGS": "ignore::UserWarning:torch,ignore:IProgress not found"}
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "80",
+    "PYTHONWARNINGS": "ignore::UserWarning:torch,ignore:IProgress not found",
+}
 
 # A separate profile keeps out the user's start-up files and silences the notice about loopback connections.
 profile = DOCS / "_build" / "ipython" / "profile_default"

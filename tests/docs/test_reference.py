@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def test_every_public_name_and_member_has_a_docstring(package):
 @pytest.mark.parametrize("package", api_reference.PACKAGES)
 def test_every_public_name_has_an_example(package):
     assert [name for name in exported(package) if not api_reference.example_of(package, name)] == []
+
+
+@pytest.mark.parametrize("package", api_reference.PACKAGES)
+def test_source_link_points_to_the_definition(package):
+    for name, value in exported(package).items():
+        if not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        (link,) = api_reference._source(value)
+        path, line = re.search(r"\[(\S+), line (\d+)\]", link).groups()
+        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
+        definition = next(text for text in lines if not text.startswith(("@", " ", ")")))
+        assert re.match(rf"(class|def) {value.__name__}\b", definition), name
 
 
 def check(block: str, names: dict[str, object]) -> None:
