@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from clearhead._core.validation import PositiveFloat, PositiveInt, require
 from clearhead.config import Validated
 
 
+@runtime_checkable
 class Projections(Protocol):
     """The projections of an attention layer."""
 
