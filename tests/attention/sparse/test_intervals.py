@@ -7,6 +7,7 @@ import torch
 
 from clearhead.attention import attend
 from clearhead.attention.attend import choose, validate_inputs
+from clearhead.attention.sparse.interval_choice import intervals_beat_sdpa
 from clearhead.attention.sparse.interval_op import interval_attention, interval_attention_backward, interval_rows
 from clearhead.attention.sparse.row_intervals import (
     ROW_INTERVALS,
@@ -148,6 +149,15 @@ def test_estimated_pairs_are_near_the_count(mask):
     estimate = estimate_pairs(bounds, 256, 256, 0)
     count = mask.count(256)
     assert 0.9 * count <= estimate <= 1.6 * count  # two intervals may overlap
+
+
+@pytest.mark.parametrize("n", [4096, 65536])
+@pytest.mark.parametrize("has_prefix", [False, True], ids=["documents", "documents with prefixes"])
+def test_row_intervals_of_long_documents_are_predicted_to_beat_sdpa_on_a_gpu(n, has_prefix):
+    ids = torch.arange(n) // 1024
+    mask = causal() & documents(ids) | documents(ids) if has_prefix else causal() & documents(ids)
+    x = torch.empty(1, 16, n, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)  # gets the rates of a GPU
+    assert intervals_beat_sdpa(validate_inputs(x, x, x, mask), intervals_of(mask))
 
 
 def compiled_attend(backend):
