@@ -36,6 +36,8 @@ def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
         return None
     if len(inputs.q.shape) != 4 and mask.batch_shape:
         return None
+    if not torch.compiler.is_compiling() and 0 in mask.batch_shape:
+        return None
     intervals = intervals_of(mask)
     if intervals is None or not mask.is_structural or torch.compiler.is_compiling():
         return intervals

@@ -160,6 +160,16 @@ def test_row_intervals_of_long_documents_are_predicted_to_beat_sdpa_on_a_gpu(n, 
     assert intervals_beat_sdpa(validate_inputs(x, x, x, mask), intervals_of(mask))
 
 
+@pytest.mark.parametrize(
+    "ids", [torch.zeros(0, 5, dtype=torch.long), torch.zeros(5, dtype=torch.long)], ids=["batch", "shared"]
+)
+@pytest.mark.parametrize("n_heads", [0, 2])
+@pytest.mark.parametrize("impl", ["auto", "sparse", "reference"])
+def test_attend_with_documents_of_an_empty_batch_returns_an_empty_output(ids, n_heads, impl):
+    q, k, v = torch.randn(0, n_heads, 5, 7), torch.randn(0, 1, 5, 7), torch.randn(0, 1, 5, 3)
+    assert attend(q, k, v, documents(ids), impl=impl).shape == (0, n_heads, 5, 3)
+
+
 def compiled_attend(backend):
     """Return attend compiled as one graph over ids, for a backend."""
 
