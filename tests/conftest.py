@@ -38,7 +38,8 @@ JAXTYPED = ("attention", "analysis", "data", "generation", "hub", "masks", "mode
 
 UNTYPED = (
     *("analysis/cost", "analysis/checks", "analysis/interp/test_residual_stream.py", "attention/sparse/test_plan.py"),
-    *("generation/engine/test_engine.py", "generation/test_models.py", "hub/test_export.py", "hub/test_families.py"),
+    *("generation/engine/test_continuous_batching.py", "generation/engine/test_engine.py", "generation/test_models.py"),
+    *("hub/test_beam_search.py", "hub/test_export.py", "hub/test_families.py"),
     *("hub/test_family_round_trip.py", "hub/test_published.py", "hub/test_transformers_attention.py"),
     *("masks/test_count.py", "masks/test_parse.py", "models/test_cached_decoding.py", "models/test_options.py"),
     "training/test_trainer.py",

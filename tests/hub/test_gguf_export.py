@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def byte_tokenizer(pre):
         "tokenizer.ggml.eos_token_id": len(tokens) - 1,
         "tokenizer.ggml.add_bos_token": pre == "llama-bpe",
     }
-    return read_tokenizer("model.gguf", fields), tokens, merges
+    return read_tokenizer(Path("model.gguf"), fields), tokens, merges
 
 
 def test_qwen2_tokenizer_equals_transformers():
@@ -214,7 +215,7 @@ def test_written_byte_level_tokenizer_reads_back_as_the_same(pre):
     tokenizer, tokens, _ = byte_tokenizer(pre)
     fields = tokenizer_fields(tokenizer, len(tokens) + 2)
     assert fields["tokens"][-2:] == [f"[PAD{len(tokens)}]", f"[PAD{len(tokens) + 1}]"]
-    read_back = read_tokenizer("model.gguf", {f"tokenizer.ggml.{name}": value for name, value in fields.items()})
+    read_back = read_tokenizer(Path("model.gguf"), {f"tokenizer.ggml.{name}": value for name, value in fields.items()})
     for text in [*TEXTS, "a<s>b"]:
         assert read_back.encode(text) == tokenizer.encode(text)
         assert read_back.prompt(text) == tokenizer.prompt(text)
@@ -248,7 +249,7 @@ def pieces():
 
 def test_sentence_pieces_equal_the_library(pieces):
     processor, fields = pieces
-    tokenizer = read_tokenizer("model.gguf", fields)
+    tokenizer = read_tokenizer(Path("model.gguf"), fields)
     for text in ["the cat", "that  other hat sat 12", "ünïcode 日本", "a\nb"]:
         assert tokenizer.encode(text) == processor.encode(text)
         assert tokenizer.decode(processor.encode(text)) == text
@@ -257,10 +258,10 @@ def test_sentence_pieces_equal_the_library(pieces):
 
 def test_written_sentence_pieces_read_back_as_the_same(pieces):
     processor, fields = pieces
-    tokenizer = read_tokenizer("model.gguf", fields)
+    tokenizer = read_tokenizer(Path("model.gguf"), fields)
     written = tokenizer_fields(tokenizer, processor.vocab_size())
     assert written["token_type"] == fields["tokenizer.ggml.token_type"]
-    read_back = read_tokenizer("model.gguf", {f"tokenizer.ggml.{name}": value for name, value in written.items()})
+    read_back = read_tokenizer(Path("model.gguf"), {f"tokenizer.ggml.{name}": value for name, value in written.items()})
     for text in ["the cat", "that  other hat sat 12", "ünïcode 日本", "a\nb"]:
         assert read_back.encode(text) == processor.encode(text)
 

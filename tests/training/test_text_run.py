@@ -188,6 +188,7 @@ def test_trainer_with_custom_module_exports_a_loadable_model(tmp_path):
     assert_equal_up_to_rounding(trained.model(ids), trainer.model.eval()(ids))
 
 
+@pytest.mark.bad_input
 def test_trainer_reports_files_that_cannot_be_exported(tmp_path):
     task = custom_task()
     task.name = "poems"

@@ -89,6 +89,7 @@ def test_invalid_logits_name_the_prompt_and_leave_the_model_usable():
     assert torch.equal(generate(model, rows, max_new_tokens=1, slots=2).ids, expected)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("slots", [0, -1, 2.5, "all", True])
 def test_invalid_number_of_slots_raises(slots):
     with pytest.raises(ConfigError, match="slots"):

@@ -8,7 +8,16 @@ import typing
 import pytest
 
 from clearhead.nn import positions
-from clearhead.nn.positions import ALiBi, LearnedPositions, NoPE, Positions, RelativeBias, Rotary, Sinusoidal
+from clearhead.nn.positions import (
+    ALiBi,
+    Disentangled,
+    LearnedPositions,
+    NoPE,
+    Positions,
+    RelativeBias,
+    Rotary,
+    Sinusoidal,
+)
 
 CHOICES = {
     Sinusoidal(base=97.0): "added",
@@ -18,6 +27,7 @@ CHOICES = {
     RelativeBias(n_buckets=16, max_distance=67, bidirectional=False): "bias",
     ALiBi(): "bias",
     NoPE(): "none",
+    Disentangled(n_buckets=4, max_distance=11): "content",
 }
 
 
