@@ -68,7 +68,7 @@ TYPES = {
     "ch.generate(pipe, ['a'])": "list[str]",
     "pipe.config": "clearhead.config.Config",
     "pipe.tokenizer": "clearhead.data.tokenizers.base.Tokenizer",
-    "pipe.card": "TypedDict('clearhead.hub.bundled.Card'",
+    "pipe.card": "TypedDict(clearhead.hub.bundled.Card",
     "pipe.generate('a')": "str",
     "pipe.generate(['a'])": "list[str]",
     "pipe.stream('a')": "typing.Iterator[str]",
@@ -122,7 +122,7 @@ def test_strict_mypy_accepts_a_typed_user_package(tmp_path):
     assert len(types) == len(TYPES)
     for expression, expected, actual in zip(TYPES, TYPES.values(), types, strict=True):
         assert "Any" not in actual, expression
-        assert actual.startswith(expected), expression
+        assert actual.replace("'", "").startswith(expected), expression  # mypy quotes names that it has not cached
 
 
 @pytest.mark.parametrize("name", hub.names())
