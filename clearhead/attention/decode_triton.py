@@ -62,7 +62,7 @@ def _load_keys_values(
 
 
 @triton.jit
-def _capped(scores, softcap, HAS_CAP: tl.constexpr):
+def _apply_softcap(scores, softcap, HAS_CAP: tl.constexpr):
     """Return softcap · tanh(scores / softcap)."""
     if HAS_CAP:
         scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
@@ -122,7 +122,7 @@ def decode_kernel(
             tl.store(k + key_at, k_new.to(k.dtype.element_ty), mask=one)
             value_at = slot * vs + kv_head * vh + new.to(tl.int64) * vj + d[None, :]
             tl.store(v + value_at, v_new.to(v.dtype.element_ty), mask=one)
-        score = _capped(tl.sum(q * k_new, axis=1) * scale, softcap, HAS_CAP)
+        score = _apply_softcap(tl.sum(q * k_new, axis=1) * scale, softcap, HAS_CAP)
         if HAS_BIAS:
             score += tl.load(bias + row * br + head * bh + new, mask=g < N_HEADS, other=0.0)
         score = tl.where(has_new, score, -float("inf"))
@@ -141,7 +141,7 @@ def decode_kernel(
             scores = tl.sum(keys.to(tl.float32) * q, axis=1)[None, :]
         else:
             scores = tl.dot(q.to(keys.dtype), tl.trans(keys), input_precision="ieee")
-        scores = _capped(scores * scale, softcap, HAS_CAP)
+        scores = _apply_softcap(scores * scale, softcap, HAS_CAP)
         if HAS_BIAS:
             biases = bias + row * br + head[:, None] * bh + j[None, :]
             scores += tl.load(biases, mask=(g < N_HEADS)[:, None] & loaded[None, :], other=0.0)

@@ -340,15 +340,15 @@ def _step_to_dict(step: WalkthroughStep) -> JSONObject:
     if step.kind == "maps":
         fits, (rows, columns) = max(x.shape[-2:]) <= SIDE, (min(n, SIDE) for n in x.shape[-2:])
         small = x if fits else adaptive_avg_pool2d(x.float(), (rows, columns))
-        return plain | {"values": _rounded(small), "pooled": not fits}
+        return plain | {"values": _round_values(small), "pooled": not fits}
     if step.kind != "vectors":
-        return plain | {"values": _rounded(x)}
+        return plain | {"values": _round_values(x)}
     numbers = max(_LEAST, min(_MOST, _NUMBERS // max(1, x[..., 0].numel())))
     x = x if x.dim() < 2 else x[..., :_ROWS, :]
-    return plain | {"values": _rounded(x[..., :numbers]), "norms": _rounded(x.norm(dim=-1))}
+    return plain | {"values": _round_values(x[..., :numbers]), "norms": _round_values(x.norm(dim=-1))}
 
 
-def _rounded(x: Tensor) -> object:
+def _round_values(x: Tensor) -> object:
     """Return nested lists of values with four digits; None for infinite values, which JSON lacks."""
     if not x.is_floating_point():
         return x.long().tolist()

@@ -144,7 +144,7 @@ def _attend_group(
     out: Tensor,
 ) -> Tensor:
     """Compute the attention of one group of prompts, and write it to `out` (N, H, D)."""
-    q, k, v = (_padded(x, group) for x in qkv)  # (n, heads, T, D)
+    q, k, v = (_pad_group(x, group) for x in qkv)  # (n, heads, T, D)
     if q.is_cuda and isinstance(mask, Causal) and bias is None and layer.softcap is None:
         gqa = layer.n_heads != layer.n_kv_heads  # the same as `attend`, with less host time
         result: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scale, enable_gqa=gqa)
@@ -153,7 +153,7 @@ def _attend_group(
     return _scatter(result, group, out)
 
 
-def _padded(x: Tensor, group: _PromptGroup) -> Tensor:
+def _pad_group(x: Tensor, group: _PromptGroup) -> Tensor:
     """Return tokens (N, heads, D) of a group as (n, heads, T, D)."""
     x = x if group.tokens is None else x.index_select(0, group.tokens)
     padded: Tensor = x.unflatten(0, (group.n, group.T))
@@ -196,7 +196,7 @@ def _attend_memory(
     """Compute the attention of one group of prompts to their encoder outputs."""
     tokens, slots, longest, mask = group
     k, v = (x[slots, :, :longest] for x in cache.memory[i])
-    result: Tensor = attend(_padded(q, tokens), k, v, mask, scores=layer.scores)
+    result: Tensor = attend(_pad_group(q, tokens), k, v, mask, scores=layer.scores)
     return _scatter(result, tokens, out)
 
 

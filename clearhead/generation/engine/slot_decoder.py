@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead._core.caches import CACHES
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import runs_triton
 from clearhead.errors import ConfigError
@@ -89,6 +90,7 @@ class CompiledDecoder:
 
 
 _COMPILED: WeakKeyDictionary[Decoder, CompiledDecoder] = WeakKeyDictionary()
+CACHES.register(_COMPILED.clear)
 
 
 def compiled_decoder(decoder: Decoder) -> CompiledDecoder:

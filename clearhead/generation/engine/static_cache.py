@@ -303,7 +303,7 @@ class StaticKVCache:
         longest = int(self.lengths[: self.n_rows].max())
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):
-                buffers[layer] = self._moved(old, rows, min(longest, self.patterns[layer].n_indices))
+                buffers[layer] = self._move_rows(old, rows, min(longest, self.patterns[layer].n_indices))
         self.lengths = self.lengths.index_select(0, rows)
         if self.memory:
             self._move_memory(rows)
@@ -328,7 +328,7 @@ class StaticKVCache:
             self.memory_lengths = self.memory_lengths.index_select(0, rows_of_memory)
         self.memory = [(k.index_select(0, rows_of_memory), v.index_select(0, rows_of_memory)) for k, v in self.memory]
 
-    def _moved(self, old: Tensor, rows: Tensor, n_used: int) -> Tensor:
+    def _move_rows(self, old: Tensor, rows: Tensor, n_used: int) -> Tensor:
         """Return a buffer whose row i is row `rows[i]` of `old`, reusing the buffer that the previous move freed."""
         if self.is_static:
             return old.index_select(0, self.slots[rows])
