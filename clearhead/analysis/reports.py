@@ -29,7 +29,7 @@ from clearhead.generation import Strategy
 from clearhead.generation.ctc import decode
 from clearhead.hub import Pipeline
 from clearhead.hub.translate import DEFAULT_STRATEGY, Translation, translations
-from clearhead.models import CTCEncoder
+from clearhead.models import CTCEncoder, VisionTransformer
 from clearhead.nn import MultiHeadAttention
 
 
@@ -95,7 +95,9 @@ def translation_report(trained: Pipeline, translation: Translation) -> Attention
 
 def report_for_image(trained: Pipeline, pixels: Tensor, *, name: str) -> AttentionReport:
     """Build the report of a gray image (height, width) of bytes."""
-    model: Any = trained.model
+    model = trained.model
+    if not isinstance(model, VisionTransformer):
+        raise no_attention_error(trained)
     rows, columns = model.config.grid
     with torch.no_grad(), _trace(trained) as t:
         logits = model(image_input(trained, pixels))[0]

@@ -6,7 +6,6 @@ B prompts   T ids of the longest prompt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from clearhead._core.validation import short_repr
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.masks import padding
+from clearhead.masks import Mask, padding
 
 UNBOUNDED_LENGTH = 2**31 - 1  # no sequence is this long, so padding(…) of this length hides left padding only
 
@@ -52,18 +51,18 @@ def pad_rows(rows: Sequence[Tensor], *, left: bool = False, fill: int = 0) -> Te
     return pad_sequence(list(rows), batch_first=True, padding_value=fill, padding_side=side)
 
 
-def left_padding_kwargs(left_pad: Tensor, first: int, T: int, *, adds_positions: bool) -> dict[str, Any]:
+def left_padding_kwargs(left_pad: Tensor, first: int, T: int, *, adds_positions: bool) -> dict[str, Mask | Tensor]:
     """Return the mask and positions to pass to a model for T ids from index `first`, with `left_pad` (B,) pad ids.
 
     The mask hides the padding, and positions, if the model adds them, do not count it."""
-    kwargs: dict[str, Any] = {"mask": padding(torch.full_like(left_pad, UNBOUNDED_LENGTH), left_pad=left_pad)}
+    kwargs: dict[str, Mask | Tensor] = {"mask": padding(torch.full_like(left_pad, UNBOUNDED_LENGTH), left_pad=left_pad)}
     if adds_positions:
         index = torch.arange(first, first + T, device=left_pad.device)
         kwargs["positions"] = (index - left_pad[:, None]).clamp(min=0)  # (B, T); those of padding are masked
     return kwargs
 
 
-def frame_rows(prompt: Any, n_features: int) -> list[Tensor]:
+def frame_rows(prompt: object, n_features: int) -> list[Tensor]:
     """Return the audio frames (T, F) of each recording of a batch; raise `ShapeError` for other shapes."""
     if not isinstance(prompt, Tensor) or prompt.dim() != 3 or 0 in prompt.shape or prompt.shape[2] != n_features:
         got = f"shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
@@ -71,7 +70,7 @@ def frame_rows(prompt: Any, n_features: int) -> list[Tensor]:
     return list(prompt)
 
 
-def _split(prompt: Any) -> list[Any]:
+def _split(prompt: object) -> list[object]:
     """Return the rows of a prompt; a flat row of ids is a batch of one."""
     if isinstance(prompt, Tensor):
         if prompt.dim() not in (1, 2):
@@ -89,7 +88,7 @@ def _split(prompt: Any) -> list[Any]:
     return list(prompt)
 
 
-def _row(row: Any, index: int) -> Tensor:
+def _row(row: object, index: int) -> Tensor:
     """Return one prompt as an int64 tensor on the CPU."""
     if not isinstance(row, Tensor):
         if isinstance(row, (str, bytes)) or not isinstance(row, Sequence):

@@ -162,7 +162,12 @@ def _build_blocks(
     n_dense = options.n_dense_layers
     dense = config.replace(experts=None, n_dense_layers=0) if n_dense else config
     for i in range(1 if options.share_layers else n_layers):
-        yield Block(dense if i < n_dense else config, rotary=rotaries[i % len(rotaries)], cross=cross)
+        yield Block(
+            dense if i < n_dense else config,
+            rotary=rotaries[i % len(rotaries)],
+            cross=cross,
+            first_norm=config.first_norm or i > 0,
+        )
 
 
 class Stack(Module):
@@ -202,8 +207,6 @@ class Stack(Module):
         self.dropout = nn.Dropout(config.dropout)
         self.n_layers = n_layers
         self.blocks = nn.ModuleList(_build_blocks(config, options, positions, n_layers=n_layers, cross=cross))
-        if not config.first_norm:
-            self.blocks[0].norm1 = nn.Identity()
         # Post-norm blocks already end in a norm.
         self.norm = nn.Identity() if config.residual.has_normalized_output else config.norm.build(config.d_model)
 

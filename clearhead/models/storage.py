@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from clearhead._core.atomic_io import save_tensors, sync, wrap_os_errors
+from clearhead._core.call_types import Args, Kwargs, TorchFunction
 from clearhead._core.keywords import explain_keywords
 from clearhead._version import __version__
 from clearhead.config import Config
@@ -279,9 +280,11 @@ class _SkipInitialization(TorchFunctionMode):
         Tensor.clamp_,
     )
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if func in self.FILL_FUNCTIONS:
-            return args[0] if args else kwargs["tensor"]
+            return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
 
 

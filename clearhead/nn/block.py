@@ -22,7 +22,7 @@ from clearhead.nn.latent_attention import Latent, MultiHeadLatentAttention
 from clearhead.nn.mixture_of_experts import Experts, ExpertsFeedForward
 from clearhead.nn.norms import LayerNorm, Norm
 from clearhead.nn.positions import ContentBias, Rotary
-from clearhead.nn.residual import Parallel, PreNorm, Residual, SandwichNorm, TensorFunction
+from clearhead.nn.residual import Parallel, PreNorm, Residual, TensorFunction
 from clearhead.ops.activations import GELU, Activation
 
 
@@ -110,6 +110,7 @@ class Block(Module):
         config: Sizes and variants of the block.
         rotary: Rotary embedding of self-attention; ignored if `config` is a `BlockConfig`, which has its own.
         cross: Whether the block has cross-attention to the output of an encoder.
+        first_norm: Whether the input of self-attention is normalized.
 
     Example:
         >>> block = Block(BlockConfig(d_model=64, n_heads=4))
@@ -117,10 +118,12 @@ class Block(Module):
         torch.Size([2, 10, 64])
     """
 
-    def __init__(self, config: BlockSpec, *, rotary: Rotary | None = None, cross: bool = False) -> None:
+    def __init__(
+        self, config: BlockSpec, *, rotary: Rotary | None = None, cross: bool = False, first_norm: bool = True
+    ) -> None:
         super().__init__()
         self.residual = config.residual
-        self.norm1 = config.norm.build(config.d_model)
+        self.norm1 = config.norm.build(config.d_model) if first_norm else nn.Identity()
         self.attention = _attention(config, config.rotary if isinstance(config, BlockConfig) else rotary)
         self.norm_cross = config.norm.build(config.d_model) if cross else None
         # Positions of the target and of the source are unrelated, so cross-attention has no rotary embedding.
@@ -163,32 +166,29 @@ class Block(Module):
             cross_cache = cache["cross"]
 
         def self_attention(h: Tensor) -> Tensor:
-            h = self.attention(h, mask=mask, bias=bias, cache=self_cache)
-            return self._branch_out(self.post_attention, h)
-
-        def feed_forward(h: Tensor) -> Tensor:
-            return self._branch_out(self.post_feed_forward, self.feed_forward(h))
+            return self.attention(h, mask=mask, bias=bias, cache=self_cache)
 
         block_input = x
         norm1: TensorFunction = self.norm1
         norm2: TensorFunction | None = self.norm2
         if norm2 is None:  # all branches read the same normalized input
             block_input, norm1, norm2 = norm1(x), _identity, _identity
-        x = self.residual(x, norm1, self_attention, block_input)
+        x = self.residual(x, norm1, self_attention, self._post(self.post_attention), block_input)
         cross_attention = self.cross_attention
         if cross_attention is not None and self.norm_cross is not None:
 
             def attend_memory(h: Tensor) -> Tensor:
-                h = cross_attention(h, memory, mask=memory_mask, cache=cross_cache)
-                return self._branch_out(self.post_cross_attention, h)
+                return cross_attention(h, memory, mask=memory_mask, cache=cross_cache)
 
-            x = self.residual(x, self.norm_cross, attend_memory, block_input)
-        return self.residual(x, norm2, feed_forward, block_input)
+            post_cross = self._post(self.post_cross_attention)
+            x = self.residual(x, self.norm_cross, attend_memory, post_cross, block_input)
+        return self.residual(x, norm2, self.feed_forward, self._post(self.post_feed_forward), block_input)
 
-    def _branch_out(self, post_branch: nn.Module | None, x: Tensor) -> Tensor:
-        """Apply the optional norm or scale after a branch, and dropout."""
-        out: Tensor = self.dropout(x if post_branch is None else post_branch(x))
-        return out
+    def _post(self, norm_or_scale: nn.Module | None) -> TensorFunction:
+        """Return the function after a branch: an optional norm or scale, and dropout."""
+        if norm_or_scale is None:
+            return self.dropout
+        return lambda h: self.dropout(norm_or_scale(h))
 
     def _check_memory(self, memory: Tensor | None) -> None:
         """Raise ConfigError unless a memory is passed exactly if the block has cross-attention."""
@@ -233,7 +233,7 @@ class LayerScale(Module):
 def _post_branch(config: BlockSpec) -> nn.Module | None:
     """Return the module after a branch: the second sandwich norm, the layer scale, the multiplier, or None."""
     modules: list[nn.Module] = []
-    if isinstance(config.residual, SandwichNorm):
+    if config.residual.has_second_norm:
         modules.append(config.norm.build(config.d_model))
     if config.layer_scale is not None:
         modules.append(LayerScale(config.d_model, config.layer_scale))

@@ -10,7 +10,21 @@ import pytest
 import torch
 
 from clearhead.errors import ConfigError, ShapeError
-from clearhead.nn import GELU, FeedForward, GeGLU, LayerNorm, Parallel, PostNorm, PreNorm, ReLU, RMSNorm, SiLU, SwiGLU
+from clearhead.nn import (
+    GELU,
+    FeedForward,
+    GeGLU,
+    LayerNorm,
+    Parallel,
+    PostNorm,
+    PreNorm,
+    ReLU,
+    ResPostNorm,
+    RMSNorm,
+    SandwichNorm,
+    SiLU,
+    SwiGLU,
+)
 
 
 def relu(h):
@@ -181,7 +195,12 @@ def test_residuals_equal_their_equations():
     def f(x):
         return x + 1
 
-    entered = torch.tensor([3.0])
-    assert PreNorm()(x, norm, f, entered).item() == 2 + (20 + 1)
-    assert PostNorm()(x, norm, f, entered).item() == 10 * (2 + 3)
-    assert Parallel()(x, norm, f, entered).item() == 2 + (30 + 1)
+    def post(x):
+        return 5 * x
+
+    block_input = torch.tensor([3.0])
+    assert PreNorm()(x, norm, f, post, block_input).item() == 2 + 5 * (20 + 1)
+    assert SandwichNorm()(x, norm, f, post, block_input).item() == 2 + 5 * (20 + 1)
+    assert PostNorm()(x, norm, f, post, block_input).item() == 10 * (2 + 5 * 3)
+    assert ResPostNorm()(x, norm, f, post, block_input).item() == 2 + 10 * (5 * 3)
+    assert Parallel()(x, norm, f, post, block_input).item() == 2 + 5 * (30 + 1)

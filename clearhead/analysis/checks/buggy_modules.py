@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead._core.call_types import Kwargs
 from clearhead.analysis.checks.reference_modules import (
     ROOM,
     Attention,
@@ -35,7 +35,6 @@ from clearhead.analysis.checks.reference_modules import (
     V,
     Windowed,
 )
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import Caching, Embeddings, Ids, KeepMask, ModuleSpec
 from clearhead.masks import causal, window
@@ -64,7 +63,7 @@ class Bug:
 Make = Callable[[], ModuleSpec]
 
 
-def _changed(kind: type, changes: Kwargs) -> Any:
+def _changed(kind: type[nn.Module], changes: Kwargs) -> type[nn.Module]:
     return type(kind.__name__, (kind,), changes)
 
 

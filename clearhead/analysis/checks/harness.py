@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from clearhead._core.call_types import Kwargs
 from clearhead.analysis.checks.numerics_recorder import NumericsRecorder, Observations
 from clearhead.analysis.checks.rounding import SAFETY, noise
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import CallInputs, Embeddings, Ids, ModuleSpec
 from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.errors import ConfigError

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
+from clearhead._core.call_types import Args, Kwargs, Operator
 
 _RANDOM = ("native_dropout", "bernoulli", "rand", "randn", "normal", "multinomial", "uniform", "_fused_dropout")
 CAUSES = {  # the explanation of each observation, as the cause of a finding

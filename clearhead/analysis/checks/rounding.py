@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
+from clearhead._core.call_types import Args, Kwargs, Operator
 
 # A product of width n has an error of about √n units, and each trial perturbs it by one.
 SAFETY = 48.0

@@ -18,14 +18,14 @@ from clearhead.analysis.checks.report import CheckReport, Verdict
 from clearhead.analysis.checks.runner import check
 
 
-def assert_property(module: Any, name: str, **options: Any) -> None:
+def assert_property(module: object, name: str, **options: Any) -> None:
     """Raise AssertionError unless the property (see `clearhead.analysis.checks.NAMES`) passes."""
     finding = check(module, only=name, **options)[name]
     if finding.verdict is not Verdict.PASS:
         raise AssertionError(str(finding))
 
 
-def assert_valid(module: Any, **options: Any) -> CheckReport:
+def assert_valid(module: object, **options: Any) -> CheckReport:
     """Raise AssertionError if any property fails, and return the report. Properties that do not apply are ignored."""
     report = check(module, **options)
     if not report.ok:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from clearhead._core.call_types import Args, Kwargs, TorchFunction
 from clearhead._core.torch_compat import patched_functions
-from clearhead.analysis.inputs.call_types import Args, Kwargs, TorchFunction
 from clearhead.attention.attend import choose, validate_inputs
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.normalizers import Softmax

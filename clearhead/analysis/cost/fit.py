@@ -13,9 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from clearhead.analysis.cost.machine import Machine
-from clearhead.analysis.cost.predict import cost
+from clearhead.analysis.cost.predict import ModelBuilder, cost
 from clearhead.analysis.cost.result import ADAM_STATES, Cost
+from clearhead.analysis.inputs.example import Tokens
+from clearhead.config import Config
 from clearhead.errors import ConfigError
 
 _UNITS = {"": 1, "b": 1} | {
@@ -54,10 +58,17 @@ def parse_bytes(text: str) -> int:
     return n_bytes
 
 
-def largest_fit(subject: Any, memory_limit: int, *, tokens: Any = None, batch: int = 1, **options: Any) -> MemoryFit:
+def largest_fit(
+    subject: Config | nn.Module | ModelBuilder | str,
+    memory_limit: int,
+    *,
+    tokens: Tokens = None,
+    batch: int = 1,
+    **options: Any,
+) -> MemoryFit:
     """Find the largest batch for `tokens` and the greatest length for `batch`; `options` are those of `cost`."""
 
-    def peak(tokens: Any, batch: int) -> int:
+    def peak(tokens: Tokens, batch: int) -> int:
         return cost(subject, tokens=tokens, batch=batch, **options).memory.peak.value
 
     max_batch = _largest(lambda n: peak(tokens, n), memory_limit, _SEARCH_LIMIT)

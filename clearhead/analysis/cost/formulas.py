@@ -21,10 +21,10 @@ from typing import Any
 import sympy
 from torch import nn
 
+from clearhead._core.call_types import Kwargs
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.dispatch import PAIR_SYMBOLS
 from clearhead.analysis.cost.recorder import ExecutionLog, normalize_path
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.example import Tokens
 from clearhead.errors import ClearheadError
 

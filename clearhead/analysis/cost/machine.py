@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from clearhead._core.atomic_io import write_atomically
+from clearhead._core.call_types import Kwargs
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.operators import Ceiling, KernelCost
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.errors import ConfigError
 
 _BUNDLED = Path(__file__).parent / "machines"

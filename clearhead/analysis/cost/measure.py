@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from clearhead._core.call_types import Kwargs
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.machine import Machine, dtype_name
 from clearhead.analysis.cost.predict import build_module, cost, model_builder, preset, set_impl
 from clearhead.analysis.cost.recorder import OpRecorder
 from clearhead.analysis.cost.result import Cost
 from clearhead.analysis.cost.timing import on_device, one_thread, peak_of, time_of
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.example import Example, Tokens, example
 from clearhead.masks import Mask
 from clearhead.models import DecoderConfig

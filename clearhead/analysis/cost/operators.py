@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
+from clearhead._core.call_types import Args, Kwargs, Operator
 
 Terms: TypeAlias = tuple[int, ...]
 _ALIGNMENT = 8  # half-precision elements that a tensor core loads at once

@@ -68,8 +68,8 @@ class ModelBuilder:
 
     label: str
     build: Callable[[], nn.Module]
-    config: Any = None
-    inputs: Any = None  # a description from `clearhead.analysis.checks`, or tensors
+    config: Config | AttentionSizes | None = None
+    inputs: object = None  # a description from `clearhead.analysis.checks`, or tensors
     is_fresh: bool = True  # False: `build` returns an existing module, which must not be changed
     mode: FakeTensorMode | None = None  # of the tensors of a copied module
 
@@ -86,7 +86,7 @@ def preset(name: str) -> Config:
     return lookup(name, PRESETS, "unknown preset")()
 
 
-def model_builder(subject: Any, inputs: Any = None) -> ModelBuilder:
+def model_builder(subject: object, inputs: object = None) -> ModelBuilder:
     """Return the builder of a configuration, a module, or the name of a preset."""
     if isinstance(subject, ModelBuilder):
         return subject
@@ -172,7 +172,7 @@ def cost(
     impl: str = "auto",
     device: torch.device | str = "cuda",
     activation_checkpointing: bool = False,
-    inputs: Any = None,
+    inputs: object = None,
 ) -> Cost:
     """Predict parameters, FLOPs, bytes accessed, memory and kernels of a module, with formulas.
 

@@ -26,10 +26,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from clearhead._core.call_types import Args, Kwargs, Operator
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.dispatch import AttentionRecord, DeviceDispatch
 from clearhead.analysis.cost.operators import KernelCost, OpCall, kernels_of, scratch_of
-from clearhead.analysis.inputs.call_types import Args, Kwargs, Operator
 from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.training.step_runner import MethodReplacement, replace_methods

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 
@@ -421,10 +420,10 @@ class Cost:
     def to_dict(self, *, formulas: bool = True) -> JSONObject:
         """Return the JSON document of `clearhead cost --json`, with formulas if they are available."""
 
-        def plain(count: SymbolicCount) -> Any:
+        def plain(count: SymbolicCount) -> object:
             return {"value": count.value, "formula": str(count.formula)} if formulas else count.value
 
-        def plain_fields(source: Any, *names: str) -> JSONObject:
+        def plain_fields(source: object, *names: str) -> JSONObject:
             return {name: plain(getattr(source, name)) for name in names}
 
         settings = ("name", "batch", "training", "impl", "device", "activation_checkpointing", "sizes")

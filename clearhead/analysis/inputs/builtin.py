@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import models
-from clearhead.analysis.inputs.call_types import Kwargs
+from clearhead._core.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import Mask, causal, full, padding, window
 from clearhead.masks.operators import is_causal, is_translation_invariant

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._core.call_types import Kwargs
 from clearhead._core.validation import check_int
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, Inputs, ModuleSpec, Values
 from clearhead.analysis.inputs.outputs import output_tensor
@@ -145,7 +145,7 @@ def _arguments(model: nn.Module) -> set[str]:
     return set(inspect.signature(model.forward).parameters)
 
 
-def _targets(model: nn.Module, spec: ModuleSpec, batch: int, length: int, device: Any) -> Tensor | None:
+def _targets(model: nn.Module, spec: ModuleSpec, batch: int, length: int, device: torch.device | str) -> Tensor | None:
     """Return targets if the module returns logits, of tokens or of classes."""
     config = getattr(model, "config", None)
     task = getattr(config, "task", None)

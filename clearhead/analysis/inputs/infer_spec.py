@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from clearhead._core.call_types import Kwargs
 from clearhead._core.keywords import keyword_error
 from clearhead.analysis.inputs import builtin, third_party
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import (
     INPUTS_IN_WORDS,
     Caching,

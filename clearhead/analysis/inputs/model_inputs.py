@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.analysis.inputs.call_types import Args, Kwargs
+from clearhead._core.call_types import Args, Kwargs
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 
@@ -77,9 +77,10 @@ def repeat_batch(args: ModelArgs, times: int) -> ModelArgs:
     """Repeat the batch of a call `times` times; arguments without a batch are unchanged."""
     size = input_tensors(args)[0].shape[0]
 
-    def copies(value: Any) -> object:
-        has_batch = isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size
-        return torch.cat([value] * times) if has_batch else value
+    def copies(value: object) -> object:
+        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == size:
+            return torch.cat([value] * times)
+        return value
 
     args, kwargs = split_args(args)
     return {name: copies(value) for name, value in kwargs.items()} if kwargs else tuple(map(copies, args))

@@ -6,16 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 from torch import nn
 
-from clearhead.analysis.inputs.call_types import Kwargs
+from clearhead._core.call_types import Args, Kwargs
 
-OnEnter = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
+OnEnter = Callable[[str, nn.Module, Args, Kwargs], None]
 """Called with path, module, positional and keyword arguments before a module runs."""
 
-OnLeave = Callable[[str, nn.Module, Any], None]
+OnLeave = Callable[[str, nn.Module, object], None]
 """Called with path, module and output after a module has run; the output is None if it raised."""
 
 

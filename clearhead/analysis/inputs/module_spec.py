@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from clearhead._core.call_types import Kwargs
 from clearhead._core.validation import check_int
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.errors import ConfigError
 from clearhead.masks import Mask
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from clearhead.analysis.inputs.call_types import Kwargs
+from clearhead._core.call_types import Kwargs
 from clearhead.analysis.inputs.module_spec import Caching, CallInputs, Embeddings, Ids, ModuleSpec, Values
 from clearhead.masks import Mask, causal, full, window
 

@@ -17,7 +17,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from clearhead.analysis.inputs.call_types import Args, Kwargs, TorchFunction
+from clearhead._core.call_types import Args, Kwargs, TorchFunction
 from clearhead.analysis.inputs.model_inputs import ModelArgs, check_model, input_tensors, run_logits
 from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.analysis.inputs.outputs import first_tensor
@@ -55,7 +55,7 @@ class ResidualOp:
     index: int | None = None
     func: Any = None
     args: Args = ()
-    kwargs: Mapping[str, Any] | None = None
+    kwargs: Kwargs | None = None
 
     def by_name(self, *names: str) -> Kwargs:
         return dict(zip(names, self.args, strict=False)) | dict(self.kwargs or {})
@@ -78,6 +78,10 @@ class ResidualOp:
         eps = arguments.get("eps")
         usual = 1e-5 if is_layer else torch.finfo(arguments["input"].dtype).eps
         return arguments["input"], arguments.get("weight"), arguments.get("bias"), usual if eps is None else eps
+
+
+StreamTensor: TypeAlias = tuple[str, Tensor, Any, ResidualOp | None]
+"""Path, value, gradient (None if the stream is walked without gradients) and operation: the fields of a `Term`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +180,7 @@ class ResidualStream:
         """Return the summands, with the gradient of (gradient · logits).sum() at each."""
         return [Term(*leaf) for leaf, is_end, _ in self._walk(gradient) if is_end]
 
-    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[tuple[str, Tensor, Any, ResidualOp | None], bool, bool]]:
+    def _walk(self, gradient: Tensor | None) -> Iterator[tuple[StreamTensor, bool, bool]]:
         """Iterate over the tensors backward: each as a term, whether it is one, and whether it is on the stream.
 
         The order is the reverse order of computation, so that each tensor is visited once with its complete gradient.

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.call_types import Args, Kwargs
 from clearhead._core.tensor_state import is_concrete
-from clearhead.analysis.inputs.call_types import Args, Kwargs
 from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
 from clearhead.analysis.tracing.activation_store import CallContext, RecordedPaths, RecordStore
 from clearhead.analysis.tracing.call_analysis import calls_torch_attention
@@ -115,7 +115,7 @@ class AttentionRecorder(AttentionObserver):
         self._stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         self._stack.enter_context(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionRecorder:
+    def __deepcopy__(self, memo: dict[int, object]) -> AttentionRecorder:
         """Return the recorder itself: the hooks of a copied model ignore the copy."""
         return self
 
@@ -124,7 +124,7 @@ class AttentionRecorder(AttentionObserver):
     def _enter(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         if module not in self._hooked:
             return
-        cache: Any = kwargs.get("cache")
+        cache = kwargs.get("cache")
         running, context = self._thread.running, CallContext(path, next(self._calls))
         if running and running[-1].cache is not None:  # the outermost module read the cache length at its start
             context = replace(running[-1], path=path, call=context.call)

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._core.call_types import Args, Kwargs
 from clearhead._core.json_types import JSONObject
-from clearhead.analysis.inputs.call_types import Args, Kwargs
 from clearhead.analysis.tracing.recompute import AttentionCall, VersionedRef, dropout_of
 from clearhead.attention import ScaledDot, Softmax
 from clearhead.attention.inputs import AttentionInputs

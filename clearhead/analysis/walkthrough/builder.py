@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.analysis.inputs.call_types import Args, Kwargs
+from clearhead._core.call_types import Args, Kwargs
 from clearhead.analysis.inputs.module_calls import observing_modules
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.analysis.tracing.recompute import recompute_scores

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
+from clearhead._core.call_types import Kwargs
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.inputs import pipelines as tasks
-from clearhead.analysis.inputs.call_types import Kwargs
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views.page import iframe, render_template

@@ -20,6 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
+from clearhead._core.json_types import JSONObject
 from clearhead.course.exercises.common_errors import explain
 from clearhead.course.exercises.grading_rules import (
     as_rows,
@@ -121,7 +122,7 @@ class Grades:
         """Number of cells that are right or follow from an earlier mistake."""
         return sum(step.credit for step in self.steps)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the document printed by `clearhead exercise grade NAME FILE --json`."""
         steps = [
             {name: getattr(step, name) for name in ("key", "right", "credit", "cells")}
@@ -292,7 +293,7 @@ class ClassGrades:
         counts = Counter((step.key, step.because) for grades in self.students for step in grades.steps if step.because)
         return [(count, key, because) for (key, because), count in counts.most_common()]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JSONObject:
         """Return the document printed by `clearhead exercise grade NAME FILES --json`."""
         return {
             "problem": self.name,
@@ -399,7 +400,7 @@ def _parse_csv(text: str, path: Path) -> list[tuple[str, ProblemSource]]:
     ]
 
 
-def _cell_values(rows: list[list[str]]) -> Any:
+def _cell_values(rows: list[list[str]]) -> object:
     width = max(map(len, rows))
     if width == 1:
         return [row[0] for row in rows] if len(rows) > 1 else rows[0][0]

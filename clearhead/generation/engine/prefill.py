@@ -20,7 +20,7 @@ from clearhead.attention import attend
 from clearhead.generation.engine.program import Attends, DecoderProgram, FusedAttention
 from clearhead.generation.engine.static_cache import StaticKVCache
 from clearhead.generation.prompts import pad_rows
-from clearhead.masks import Causal, padding
+from clearhead.masks import Causal, Mask, padding
 from clearhead.masks.regions import Region
 from clearhead.ops.fused_linear import fused_linear_prefill
 
@@ -105,7 +105,7 @@ def _prefill_pass(
     return program.logits_of(x.index_select(0, last.to(device)), fused_linear_prefill)
 
 
-def _can_pad(mask: Any, length: int) -> bool:
+def _can_pad(mask: Mask, length: int) -> bool:
     """Return whether no token attends to a later one, so that padding on the right changes nothing."""
     return isinstance(mask, Causal) or mask.classify(Region(0, length - 1, 0, length - 1, 1 - length, -1)) is False
 
@@ -137,7 +137,7 @@ def _group(members: list[int], lengths: Sequence[int], device: torch.device) -> 
 
 def _attend_group(
     group: _PromptGroup,
-    mask: Any,
+    mask: Mask,
     layer: FusedAttention,
     qkv: tuple[Tensor, Tensor, Tensor],
     bias: Tensor | None,
@@ -172,7 +172,7 @@ def _scatter(result: Tensor, group: _PromptGroup, out: Tensor) -> Tensor:
 
 def _memory_groups(
     cache: StaticKVCache, lengths: Sequence[int], rows: Sequence[int], device: torch.device
-) -> list[tuple[_PromptGroup, Tensor, int, Any]]:
+) -> list[tuple[_PromptGroup, Tensor, int, Mask | None]]:
     """Return groups of prompts of one length, their slots, and the longest encoder output with its mask."""
     groups = []
     for members in _group_by_length(lengths, can_pad=False):
@@ -186,7 +186,7 @@ def _memory_groups(
 
 
 def _attend_memory(
-    group: tuple[_PromptGroup, Tensor, int, Any],
+    group: tuple[_PromptGroup, Tensor, int, Mask | None],
     cache: StaticKVCache,
     i: int,
     layer: FusedAttention,

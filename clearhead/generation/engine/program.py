@@ -1,10 +1,11 @@
 """A decoder's forward pass for generation, compiled from its modules.
 
 `DecoderProgram` reads the parameters of a `Decoder` once (q, k and v joined, so that one product computes all three),
-and runs prompts, and then one token per row. `BRANCHES` lists the feed-forward classes and `RESIDUALS` the residual
-connections that it fuses; blocks with other ones call their modules for these parts. `unsupported_reason` returns why
-the program would differ from calling the model: hooks, replaced modules, unknown configuration fields, or a mask that
-depends on data. A `StaticKVCache` stores the keys and values and computes attention.
+and runs prompts, and then one token per row. `MODULES`, `RESIDUALS` and `SCORES` list the classes that it supports.
+Blocks with a plain residual connection and a dense feed-forward network are fused; other blocks call their own modules
+around the attention. `unsupported_reason` returns why the program would differ from calling the model: hooks, replaced
+modules, unknown configuration fields, or a mask that depends on data. A `StaticKVCache` stores the keys and values and
+computes attention.
 
     N tokens   R rows   M model width   H query heads   K key/value heads   D head width
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import NoneType
 from typing import NamedTuple
 
 import torch
@@ -38,7 +40,7 @@ from clearhead.nn import (
 from clearhead.nn.block import LayerScale, Multiplier
 from clearhead.nn.modes import iter_modules
 from clearhead.nn.norms import UnitOffsetRMSNorm
-from clearhead.nn.positions import ALiBiBias, LearnedPositionEmbedding, SinusoidalPositions, T5Bias
+from clearhead.nn.positions import ALiBiBias, LearnedPositionEmbedding, Rotary, SinusoidalPositions, T5Bias
 from clearhead.nn.residual import ResPostNorm
 from clearhead.ops.activations import ClampedSwiGLU
 from clearhead.ops.fused_linear import FusedLinearSpec, apply_norm, fused_linear_decode
@@ -98,6 +100,8 @@ def _unsupported_attention_reason(attention: MultiHeadAttention) -> str | None:
         return "does not normalize by a softmax of temperature 1"
     if attention.impl != "auto":
         return f"has impl={attention.impl!r}"
+    if not isinstance(attention.rotary, (Rotary, NoneType)):
+        return f"has {type(attention.rotary).__name__} positions"
     projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
     return None if all(isinstance(x, nn.Linear) for x in projections) else "has a replaced projection"
 
@@ -214,6 +218,8 @@ class _ModularLayer:
     def __init__(self, block: Block) -> None:
         self.block = block
         self.attentions = _attentions(block, None, None)
+        posts = (block.post_attention, block.post_cross_attention, block.post_feed_forward)
+        self.posts = [nn.Identity() if post is None else post for post in posts]
 
     def __call__(self, i: int, x: Tensor, attends: Attends, linear: LinearFn) -> Tensor:
         block = self.block
@@ -223,26 +229,19 @@ class _ModularLayer:
         if block.norm2 is None:  # all branches read the same normalized input
             block_input, norm1 = block.norm1(x), nn.Identity()
 
-        def branch(attention: FusedAttention, attend: AttendFn, post: nn.Module | None) -> Callable[[Tensor], Tensor]:
+        def branch(attention: FusedAttention, attend: AttendFn) -> Callable[[Tensor], Tensor]:
             def run(h: Tensor) -> Tensor:
                 heads = attention.normalize_heads(linear(h, attention.q).view(len(h), -1, attention.d_head))
-                out = linear(attend(i, attention, heads).flatten(1), attention.out)
-                return out if post is None else post(out)
+                return linear(attend(i, attention, heads).flatten(1), attention.out)
 
             return run
 
         self_attention, cross = self.attentions
         assert self_attention is not None
-        x = block.residual(x, norm1, branch(self_attention, attends.to_self, block.post_attention), block_input)
+        x = block.residual(x, norm1, branch(self_attention, attends.to_self), self.posts[0], block_input)
         if cross is not None and block.norm_cross is not None:
-            run_cross = branch(cross, attends.to_memory, block.post_cross_attention)
-            x = block.residual(x, block.norm_cross, run_cross, block_input)
-
-        def feed_forward(h: Tensor) -> Tensor:
-            out: Tensor = block.feed_forward(h)
-            return out if block.post_feed_forward is None else block.post_feed_forward(out)
-
-        return block.residual(x, norm2, feed_forward, block_input)
+            x = block.residual(x, block.norm_cross, branch(cross, attends.to_memory), self.posts[1], block_input)
+        return block.residual(x, norm2, block.feed_forward, self.posts[2], block_input)
 
 
 def _attentions(

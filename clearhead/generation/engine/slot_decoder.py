@@ -63,10 +63,14 @@ class DecodeSession:
         self.is_reusable = is_static
 
 
+ParameterState: TypeAlias = list[tuple[int, int, torch.dtype] | None]
+"""Address, version and dtype of each parameter; None for parameters without a version counter."""
+
+
 class CompiledDecoder:
     """A decoder's program and its unused sessions, valid for one state of its parameters."""
 
-    def __init__(self, decoder: Decoder, state: Any) -> None:
+    def __init__(self, decoder: Decoder, state: ParameterState) -> None:
         with torch.no_grad():
             self.program = DecoderProgram(decoder)
         self.state = state

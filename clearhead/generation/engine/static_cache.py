@@ -14,7 +14,7 @@ moved when they are reordered.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from clearhead.attention.decode import (
 from clearhead.generation.engine.program import DecoderProgram, FusedAttention
 from clearhead.masks import Mask, lookback
 from clearhead.masks.regions import Region
+from clearhead.nn.positions import Rotary
 
 
 class CacheShape(NamedTuple):
@@ -143,10 +144,10 @@ class StaticKVCache:
         elif positions is not None:
             bias = positions(1, capacity, capacity - 1, device)[:, 0]  # (H, S); the last is at distance 0
             self.distance_bias = bias.float().flip(-1).contiguous()
-        self.rotary = {
+        self.rotary: dict[object, tuple[Tensor, Tensor]] = {
             rotary: _cos_sin_table(rotary, program, capacity)
             for layer in program.layers
-            if (rotary := layer.attentions[0].rotary) is not None
+            if isinstance(rotary := layer.attentions[0].rotary, Rotary)
         }
 
     def prompt_indices(self, rows: list[int], lengths: list[int]) -> dict[int, PromptIndices]:
@@ -341,7 +342,7 @@ class StaticKVCache:
         return new
 
 
-def _cos_sin_table(rotary: Any, program: DecoderProgram, capacity: int) -> tuple[Tensor, Tensor]:
+def _cos_sin_table(rotary: Rotary, program: DecoderProgram, capacity: int) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines (capacity, n) of a rotary embedding: rotating (1, 0) gives (cos, sin)."""
     dtype = torch.promote_types(program.dtype, torch.float32)
     n = rotary.rotary_dim(program.d_head) // 2

@@ -42,6 +42,22 @@ def test_unknown_module_is_not_supported():
     assert unsupported_reason(model) == "a GroupNorm was replaced or patched"
 
 
+class IdentityRotation:
+    """A rotation of another class than `Rotary`, whose angles the engine cannot tabulate."""
+
+    def rotate(self, x, positions):
+        return x
+
+
+def test_unknown_rotation_generates_by_its_modules():
+    model = decoder()
+    expected = generate(model, prompts(VOCAB), max_new_tokens=3).ids
+    for block in model.blocks:
+        block.attention.rotary = IdentityRotation()
+    assert unsupported_reason(model) == "an attention layer has IdentityRotation positions"
+    assert torch.equal(generate(model, prompts(VOCAB), max_new_tokens=3).ids, expected)
+
+
 @pytest.mark.parametrize("strategy", [None, Sample(0.7, top_k=3)], ids=["greedy", "sample"])
 def test_warm_up_runs_every_batch_size(strategy):
     for model, start in ((decoder(), None), (encoder_decoder(), 4)):

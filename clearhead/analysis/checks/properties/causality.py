@@ -16,10 +16,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.call_types import Args
 from clearhead.analysis.checks.harness import Harness, by_position
 from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property
-from clearhead.analysis.inputs.call_types import Args
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.masks import causal

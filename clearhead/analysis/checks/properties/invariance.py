@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from clearhead._core.call_types import Args, Kwargs, TorchFunction
 from clearhead.analysis.checks.harness import Harness, by_position, reason
 from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.properties.causality import time_first
 from clearhead.analysis.checks.rounding import difference
-from clearhead.analysis.inputs.call_types import Args, Kwargs, TorchFunction
 from clearhead.analysis.inputs.module_spec import CallInputs
 
 

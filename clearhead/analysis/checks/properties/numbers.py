@@ -15,10 +15,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.call_types import Args
 from clearhead.analysis.checks.harness import Harness, cast_to, reason
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.rounding import SAFETY, difference, noise
-from clearhead.analysis.inputs.call_types import Args
 from clearhead.analysis.inputs.module_spec import CallInputs, Ids
 from clearhead.analysis.inputs.outputs import all_tensors
 

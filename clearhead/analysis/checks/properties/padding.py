@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from clearhead.analysis.checks.harness import MAX_PADDING, Harness
 from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.rounding import difference
-from clearhead.analysis.inputs.module_spec import CallInputs
+from clearhead.analysis.inputs.module_spec import CallInputs, Inputs
 
 AMOUNTS = (1, 2, MAX_PADDING)
 _NOTHING = "nothing hidden"
@@ -27,6 +26,7 @@ _NOTHING = "nothing hidden"
 def padded(harness: Harness, inputs: CallInputs, n: int, *, left: bool, target: bool = False) -> CallInputs:
     """Return the inputs with n tokens of random padding in the source, or in the target, and the padding mask."""
     x, kind = _padded_input(harness, inputs, target)
+    assert kind is not None
     extra = kind.draw(x.shape[0], n, harness.generator)
     real = torch.ones(x.shape[:2], dtype=torch.bool)
     none = torch.zeros(extra.shape[:2], dtype=torch.bool)
@@ -34,7 +34,7 @@ def padded(harness: Harness, inputs: CallInputs, n: int, *, left: bool, target: 
     return _with_tokens(inputs, longer, torch.cat((none, real) if left else (real, none), dim=1), target)
 
 
-def _padded_input(harness: Harness, inputs: CallInputs, target: bool) -> tuple[Tensor, Any]:
+def _padded_input(harness: Harness, inputs: CallInputs, target: bool) -> tuple[Tensor, Inputs | None]:
     """Return the padded tensor and its kind: the source, or the target or only input."""
     return (inputs.x, harness.spec.inputs) if target or inputs.source is None else (inputs.source, harness.spec.source)
 
@@ -146,6 +146,7 @@ def _polarity(harness: Harness, inputs: CallInputs, target: bool) -> tuple[float
     """Return how much a hidden and a visible token change the last output."""
     inputs = inputs.rows(slice(0, 1))
     x, kind = _padded_input(harness, inputs, target)
+    assert kind is not None
     keep = torch.ones(x.shape[:2], dtype=torch.bool)
     keep[:, 0] = False
 

@@ -9,9 +9,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from clearhead._core.json_types import JSONObject
 from clearhead.course.exercises.numbers import as_float, text
 from clearhead.course.exercises.render.layout import PLAIN, TOO_LONG, StepBlock, Style, render
-from clearhead.course.exercises.sheet import Worksheet, WorksheetStep
+from clearhead.course.exercises.sheet import Cell, Worksheet, WorksheetStep
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
 
@@ -215,7 +216,7 @@ def to_dict(worksheet: Worksheet, style: Style = PLAIN) -> dict[str, object]:
 
     With `questions_only`, answers are empty strings.
     """
-    document: dict[str, Any] = _attributes(worksheet, "name", "kind", "title", "source", "question")
+    document: JSONObject = _attributes(worksheet, "name", "kind", "title", "source", "question")
     document["steps"] = [_step(step, style.questions_only and not step.is_given) for step in worksheet.steps]
     if style.questions_only:
         return document
@@ -234,7 +235,7 @@ def _attributes(of: object, *names: str) -> dict[str, object]:
     return {name: getattr(of, name) for name in names}
 
 
-def _step(step: WorksheetStep, hide: bool) -> dict[str, Any]:
+def _step(step: WorksheetStep, hide: bool) -> JSONObject:
     cells = step.grid.cells
     document = _attributes(step, "key", "title", "symbol", "formula", "latex") | {"given": step.is_given}
     document |= {"rows": list(step.grid.rows), "columns": list(step.grid.columns)}
@@ -244,7 +245,7 @@ def _step(step: WorksheetStep, hide: bool) -> dict[str, Any]:
     return document
 
 
-def _float(x: Any) -> float | str | None:
+def _float(x: Cell) -> float | str | None:
     """Return a float, or None for infinity and formulas, which JSON numbers cannot express."""
     if isinstance(x, str):
         return x
