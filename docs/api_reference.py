@@ -39,6 +39,7 @@ PACKAGES = (
     "errors",
     "masks",
     "attention",
+    "attention.biases",
     "nn",
     "nn.positions",
     "nn.mel",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clearhead._core.keywords import reject_unknown_keywords
 from clearhead._core.shapes import Float
+from clearhead.attention.biases.base import Bias, TensorBias, check_heads, lower, short_text
 from clearhead.attention.inputs import AttentionInputs, Execution, Implementation
 from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.observe import OBSERVERS, Impl, ObservedCall, observe_call
@@ -21,7 +22,7 @@ from clearhead.attention.reference import REFERENCE
 from clearhead.attention.scores import ScaledDot, Scores
 from clearhead.attention.sdpa import SDPA
 from clearhead.attention.sparse.kernel import SPARSE
-from clearhead.errors import DtypeError, ImplementationError, ShapeError
+from clearhead.errors import DtypeError, ImplementationError, MaskError, ShapeError
 from clearhead.masks import Full, Mask, as_mask
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def attend(
     *,
     scores: Scores = _SCALED_DOT,
     normalizer: Normalizer = _SOFTMAX,
-    bias: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     query_offset: int | None = None,
     impl: Impl = "auto",
     **unknown: UnknownKeyword,
@@ -82,8 +83,10 @@ def attend(
         mask: Pairs that may attend. Default: all.
         scores: Score function.
         normalizer: Turns the scores of a query into weights.
-        bias: Added to the scores; broadcasts to (B, H, T, S). −∞ masks a key.
-        query_offset: Position of the first query among the keys. Required if T ≠ S and the mask depends on positions.
+        bias: Added to the scores: an expression such as `alibi(8)`, or a tensor that broadcasts to (B, H, T, S). −∞
+            masks a key.
+        query_offset: Position of the first query among the keys. Required if T ≠ S and the mask or the bias depends on
+            positions.
         impl: "auto" (the fastest supported one), "sparse", "sdpa" or "reference".
         **unknown: Keywords of other libraries, such as `attn_mask`, which raise an error that names ours.
 
@@ -128,7 +131,7 @@ def validate_inputs(
     *,
     scores: Scores = _SCALED_DOT,
     normalizer: Normalizer = _SOFTMAX,
-    bias: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     query_offset: int | None = None,
 ) -> AttentionInputs:
     """Validate the arguments of an `attend` call."""
@@ -136,11 +139,11 @@ def validate_inputs(
     if q.device.type in _AUTOCAST_DEVICES and torch.is_autocast_enabled(q.device.type):
         q, k, v = _autocast(q, k, v)
     _check(q, k, v, scores, normalizer)
-    if bias is not None:
-        _check_bias(bias, (*q.shape[:-1], k.shape[-2]))
-        bias = _to_float32(bias, q.dtype)
+    distance_bias = None
     mask, position = _resolve_mask(mask, query_offset, q, k)
-    return AttentionInputs(q, k, v, mask, scores, normalizer, bias, position)
+    if bias is not None:
+        bias, distance_bias = lower_bias(bias, q, k, query_offset)
+    return AttentionInputs(q, k, v, mask, scores, normalizer, bias, position, True, distance_bias)
 
 
 def choose(inputs: AttentionInputs, impl: str = "auto") -> Execution:
@@ -176,6 +179,36 @@ def choose(inputs: AttentionInputs, impl: str = "auto") -> Execution:
         )
     implementation = _IMPLEMENTATIONS[impl]
     return Execution(implementation, implementation.plan_for(inputs), f'impl="{impl}" was requested')
+
+
+def lower_bias(
+    bias: Tensor | Bias | None, q: Tensor, k: Tensor, query_offset: int | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return a bias as a tensor that broadcasts to the scores, and as values by distance (H or 1, T + S).
+
+    Raises:
+        ShapeError: If the bias does not fit the scores.
+        DtypeError: If it has the wrong type.
+        MaskError: If it depends on positions and `query_offset` is missing.
+    """
+    if bias is None:
+        return None, None
+    T, S = q.shape[-2], k.shape[-2]
+    if not isinstance(bias, Bias):
+        _check_bias(bias, (*q.shape[:-1], S))
+        return _to_float32(bias, q.dtype), None
+    check_heads(bias, q.shape[-3])
+    for term in bias.terms:
+        if isinstance(term, TensorBias):
+            _check_bias(term.tensor, (*q.shape[:-1], S))
+        elif query_offset is None and T != S:
+            raise MaskError(
+                f"the bias {short_text(term)} depends on query positions, and T={T} queries with S={S} keys do not "
+                "determine them; pass query_offset, the position of the first query among the keys"
+            )
+    acc_dtype = torch.promote_types(q.dtype, torch.float32)
+    values, tensor = lower(bias, T, S, query_offset or 0, q.device, acc_dtype)
+    return None if tensor is None else _to_float32(tensor, q.dtype), values
 
 
 def _to_float32(bias: Tensor, dtype: torch.dtype) -> Tensor:
@@ -253,7 +286,10 @@ def _check_bias(bias: Tensor, scores_shape: Sequence[int]) -> None:
     """Raise unless the bias is a floating-point tensor that broadcasts to the scores."""
     if not isinstance(bias, Tensor):
         got = type(bias).__name__
-        raise DtypeError(f"bias is a {got}; expected a floating-point tensor that broadcasts to the scores")
+        raise DtypeError(
+            f"bias is a {got}; expected a floating-point tensor that broadcasts to the scores, or a bias such as "
+            "alibi(8)"
+        )
     if not bias.is_floating_point():
         raise DtypeError(
             f"bias is {bias.dtype}; it is added to the scores and must be floating-point "

@@ -8,16 +8,18 @@ implementations that need exactly one flatten them.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.attention.biases.base import dense_of_distances
 from clearhead.attention.normalizers import Normalizer, Softmax
-from clearhead.attention.scores import Scores
+from clearhead.attention.scores import Scores, SoftCapped
 from clearhead.masks import Mask
 
 if TYPE_CHECKING:
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
     from clearhead.attention.sparse.row_intervals import RowIntervals
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
+LARGEST_BIAS = 1e38
+"""The largest finite bias in kernels, so that its sum with a score stays finite."""
+
+
+class DotProduct(NamedTuple):
+    """Scores of the form scale · qᵀk, or cap · tanh(scale · qᵀk / cap) if the cap is not 0."""
+
+    q: Tensor
+    scale: float
+    cap: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,7 @@ class AttentionInputs:
         bias: Added to the scores; broadcasts to (B, H, T, S).
         query_offset: Position of the first query among the keys.
         reads_bias: Whether −∞ in the bias is treated as masking. False for tensors without data.
+        distance_bias: Added to the scores too, by distance: (H or 1, T + S), see `Bias.distance_values`.
     """
 
     q: Tensor
@@ -47,6 +60,7 @@ class AttentionInputs:
     bias: Tensor | None
     query_offset: int
     reads_bias: bool = True
+    distance_bias: Tensor | None = None
 
     @property
     def T(self) -> int:  # noqa: N802 (the letter of the equations)
@@ -73,18 +87,59 @@ class AttentionInputs:
         """The dtype of the softmax statistics: float32 or wider."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
+    @property
+    def biases(self) -> list[Tensor]:
+        """The tensors that are added to the scores."""
+        return [x for x in (self.bias, self.distance_bias) if x is not None]
+
+    @property
+    def modifies_scores(self) -> bool:
+        """Whether the scores have a bias by distance or a soft cap, which only some kernels compute."""
+        return self.distance_bias is not None or type(self.scores) is SoftCapped
+
+    def dot_product(self) -> DotProduct | None:
+        """Return the scores divided by the softmax temperature as a dot product, or None if they are none."""
+        assert isinstance(self.normalizer, Softmax)  # the reference runs all other normalizers
+        temperature = self.normalizer.temperature
+        if isinstance(self.scores, SoftCapped):
+            return DotProduct(self.q, self.scores.scale_for(self.q) / temperature, self.scores.cap / temperature)
+        dot = self.scores.as_dot(self.q)
+        return None if dot is None else DotProduct(dot[0], dot[1] / temperature, 0.0)
+
+    def dense_bias(self) -> Tensor | None:
+        """Return everything that is added to the scores as one tensor that broadcasts to (B, H, T, S)."""
+        if self.distance_bias is None:
+            return self.bias
+        dense = dense_of_distances(self.distance_bias, self.T, self.S)
+        return dense if self.bias is None else self.bias.to(dense.dtype) + dense
+
+    def with_dense_bias(self) -> AttentionInputs:
+        """Return the same call with its bias as one tensor."""
+        return self if self.distance_bias is None else replace(self, bias=self.dense_bias(), distance_bias=None)
+
     def scaled_bias(self) -> Tensor:
-        """Return the bias divided by the softmax temperature, without turning finite values into −∞.
+        """Return the bias divided by the softmax temperature, without turning finite values into −∞."""
+        assert self.bias is not None
+        return self._over_temperature(self.bias)
+
+    def scaled_distance_bias(self) -> Tensor | None:
+        """Return the bias by distance divided by the softmax temperature, within the range that kernels add exactly."""
+        if self.distance_bias is None:
+            return None
+        bias = self._over_temperature(self.distance_bias)
+        return torch.where(bias == -math.inf, bias, bias.clamp(-LARGEST_BIAS, LARGEST_BIAS))
+
+    def _over_temperature(self, bias: Tensor) -> Tensor:
+        """Divide a bias by the softmax temperature.
 
         Some libraries mask keys with the most negative finite value. Divided by a small temperature it would become −∞,
         which would also mask the only key of a query.
         """
-        assert self.bias is not None
         assert isinstance(self.normalizer, Softmax)  # the reference runs all other normalizers
         temperature = self.normalizer.temperature
         if temperature == 1.0:
-            return self.bias
-        bias = self.bias.to(self.acc_dtype)  # a quotient in half precision would be rounded or overflow
+            return bias
+        bias = bias.to(self.acc_dtype)  # a quotient in half precision would be rounded or overflow
         if temperature > 1.0:
             return bias / temperature
         limit = torch.finfo(self.acc_dtype).max / 2

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from clearhead.attention.biases.base import Bias
 from clearhead.attention.normalizers import Normalizer
 from clearhead.attention.scores import Scores
 from clearhead.masks import Mask
@@ -50,7 +51,7 @@ class ObservedCall:
     mask: Mask | None
     scores: Scores
     normalizer: Normalizer
-    bias: Tensor | None
+    bias: Tensor | Bias | None
     query_offset: int | None
     impl: Impl = "auto"
     sdpa_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None

@@ -36,7 +36,8 @@ class ReferenceImplementation(Implementation):
         # Cast before repeating, so that the gradients of a group of heads are added in the wider dtype.
         q = inputs.q.to(dtype)
         k, v = (repeat_kv_heads(x.to(dtype), inputs.groups) for x in (inputs.k, inputs.v))
-        bias = None if inputs.bias is None else inputs.bias.to(dtype)
+        bias = inputs.dense_bias()
+        bias = None if bias is None else bias.to(dtype)
         with inputs.no_autocast():
             scores = inputs.scores(q, k)  # (B, H, T, S)
             if bias is not None:
@@ -102,7 +103,7 @@ def _exceed(
     if inputs.q.is_meta or (inputs.q.dtype == torch.float16 and not recomputed):  # at most 65504² · D
         return False
     limit = (1 / torch.finfo(dtype).eps if recomputed else torch.finfo(dtype).max / 4) * min(temperature, 1.0)
-    if inputs.bias is not None:
+    if inputs.biases:
         limit *= torch.finfo(dtype).eps if not recomputed else 1.0  # room for the largest possible bias
     if isinstance(inputs.scores, Bilinear) and (weight := read_in_transform(inputs.scores.weight)) is not None:
         limit /= max(1.0, float(weight.detach().abs().sum((-2, -1)).max()))

@@ -80,7 +80,7 @@ class Scaled(Validated):
 class SoftCapped(Validated):
     """score(q, k) = cap · tanh(scale · qᵀk / cap), which limits scores to ±cap, as in Gemma 2.
 
-    It is not a dot product, so the reference runs it and all (..., T, S) scores are in memory.
+    It is not a dot product, so "sdpa" does not run it; the kernels of "sparse" apply the cap to each tile of scores.
 
     Args:
         cap: Limit of the absolute score.
@@ -91,12 +91,15 @@ class SoftCapped(Validated):
     scale: PositiveFloat | None = None
 
     def __call__(self, q: Float[Tensor, "*B T D"], k: Float[Tensor, "*B S D"]) -> Float[Tensor, "*B T S"]:
-        scale = _inverse_root(q.shape[-1]) if self.scale is None else self.scale
-        return self.cap * torch.tanh((q * (scale / self.cap)) @ k.mT)
+        return self.cap * torch.tanh((q * (self.scale_for(q) / self.cap)) @ k.mT)
 
     def as_dot(self, q: Tensor) -> None:
         """Return None, because the cap is applied after the product."""
         return None
+
+    def scale_for(self, q: Tensor) -> float:
+        """Return the scale of the dot product with these queries."""
+        return _inverse_root(q.shape[-1]) if self.scale is None else self.scale
 
 
 DotScores: TypeAlias = ScaledDot | Dot | Scaled | SoftCapped

@@ -45,36 +45,15 @@ class SDPAImplementation(Implementation):
     name = "sdpa"
 
     def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
-        normalizer = inputs.normalizer
         if type(inputs.scores) not in _DOT_PRODUCTS and inputs.scores.as_dot(inputs.q) is None:
             return f"{type(inputs.scores).__name__} scores are not a dot product"
-        if isinstance(inputs.scores, Bilinear) and inputs.q.dtype in (torch.float16, torch.bfloat16):
-            return f"Bilinear scores multiply the queries by W first, and {inputs.q.dtype} would round that product"
-        if not isinstance(normalizer, Softmax):
-            return f"{type(normalizer).__name__} is not a softmax"
-        if not _MIN_TEMPERATURE <= normalizer.temperature <= _MAX_TEMPERATURE:
-            return f"temperature {normalizer.temperature:g} is outside of {_MIN_TEMPERATURE:g} to {_MAX_TEMPERATURE:g}"
-        score_parameters = inputs.score_parameters if isinstance(inputs.scores, nn.Module) else ()
-        if has_tangent(inputs.q, inputs.k, inputs.v, inputs.bias, *score_parameters):
-            return "only the reference has forward-mode derivatives"
         if inputs.q.is_cuda and _only_bias_needs_grad(inputs):
             return "CUDA kernels save nothing for backward if only the bias needs a gradient"
-        q, k, v = inputs.q, inputs.k, inputs.v
-        if 0 in (q.shape[-2], k.shape[-2], q.shape[-1]):
-            return "the number of queries, the number of keys or the width is 0"
-        if q.is_cuda and 0 in (*q.shape, v.shape[-1]):
-            return "CUDA kernels compute no gradients if the batch or the width of the values is 0"
-        if q.device.type != "cpu":
-            return None
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            if scores_overflow(inputs, inputs.acc_dtype, normalizer.temperature, recomputed=True):
-                return "queries times keys are so large that the backward pass of the kernel could compute other scores"
-        elif scores_overflow(inputs, torch.float32, normalizer.temperature):
-            return "queries times keys exceed the range of float32"
-        return None
+        return kernel_unsupported_reason(inputs)
 
     def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
         assert isinstance(inputs.normalizer, Softmax)  # checked by unsupported_reason
+        inputs = inputs.with_dense_bias()
         dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None
         q, scale = dot
@@ -115,12 +94,40 @@ class SDPAImplementation(Implementation):
 SDPA = SDPAImplementation()
 
 
+def kernel_unsupported_reason(inputs: AttentionInputs) -> str | None:
+    """Return why no kernel of a softmax over dot products, with or without a soft cap, supports a call, or None."""
+    normalizer = inputs.normalizer
+    if isinstance(inputs.scores, Bilinear) and inputs.q.dtype in (torch.float16, torch.bfloat16):
+        return f"Bilinear scores multiply the queries by W first, and {inputs.q.dtype} would round that product"
+    if not isinstance(normalizer, Softmax):
+        return f"{type(normalizer).__name__} is not a softmax"
+    if not _MIN_TEMPERATURE <= normalizer.temperature <= _MAX_TEMPERATURE:
+        return f"temperature {normalizer.temperature:g} is outside of {_MIN_TEMPERATURE:g} to {_MAX_TEMPERATURE:g}"
+    score_parameters = inputs.score_parameters if isinstance(inputs.scores, nn.Module) else ()
+    if has_tangent(inputs.q, inputs.k, inputs.v, *inputs.biases, *score_parameters):
+        return "only the reference has forward-mode derivatives"
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if 0 in (q.shape[-2], k.shape[-2], q.shape[-1]):
+        return "the number of queries, the number of keys or the width is 0"
+    if q.is_cuda and 0 in (*q.shape, v.shape[-1]):
+        return "CUDA kernels compute no gradients if the batch or the width of the values is 0"
+    if q.device.type != "cpu":
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if scores_overflow(inputs, inputs.acc_dtype, normalizer.temperature, recomputed=True):
+            return "queries times keys are so large that the backward pass of the kernel could compute other scores"
+    elif scores_overflow(inputs, torch.float32, normalizer.temperature):
+        return "queries times keys exceed the range of float32"
+    return None
+
+
 def needs_fp32_upcast(inputs: AttentionInputs) -> bool:
     """Return whether a CUDA kernel must run in float32 because half precision would round the bias."""
-    if inputs.bias is None or not inputs.q.is_cuda or inputs.q.dtype == inputs.acc_dtype:
+    if not inputs.q.is_cuda or inputs.q.dtype == inputs.acc_dtype or not inputs.biases:
         return False
     is_unscaled = isinstance(inputs.normalizer, Softmax) and inputs.normalizer.temperature == 1.0
-    return not is_unscaled or torch.promote_types(inputs.bias.dtype, inputs.q.dtype) != inputs.q.dtype
+    dtypes = [torch.promote_types(bias.dtype, inputs.q.dtype) for bias in inputs.biases]
+    return not is_unscaled or any([dtype != inputs.q.dtype for dtype in dtypes])
 
 
 def _rounds_gradients(inputs: AttentionInputs) -> bool:
@@ -137,7 +144,7 @@ def _rounds_gradients(inputs: AttentionInputs) -> bool:
 
 def _only_bias_needs_grad(inputs: AttentionInputs) -> bool:
     """Return whether the bias is the only input that needs a gradient."""
-    if inputs.bias is None or not inputs.bias.requires_grad or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not any([bias.requires_grad for bias in inputs.biases]):
         return False
     return not any([x.requires_grad for x in (inputs.q, inputs.k, inputs.v, *inputs.score_parameters)])
 

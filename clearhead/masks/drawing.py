@@ -71,6 +71,11 @@ class Drawing:
             text += f", counted on a sample of {self.n_sampled:,} queries"
         return text
 
+    @property
+    def legend(self) -> str:
+        """The meaning of the characters of a cell."""
+        return "blank none, ░▒▓ some, █ all" if self.is_shaded else "■ may attend, · may not"
+
     def body(self, wide: bool = True) -> list[str]:
         """Return the rows of cells as text, without axes.
 
@@ -87,9 +92,8 @@ class Drawing:
         wide = width is None or margin + 2 * columns <= width
         if width is not None and not wide and margin + columns > width:
             return self._coarser(-(-columns // max(1, width - margin))).text(width)
-        legend = "blank none, ░▒▓ some, █ all" if self.is_shaded else "■ may attend, · may not"
         head = [self.expression if width is None else textwrap.fill(self.expression, max(width, 20))]
-        head += textwrap.wrap(f"{self.caption}; {legend}", max(width or 80, 20))
+        head += textwrap.wrap(f"{self.caption}; {self.legend}", max(width or 80, 20))
         if not self.queries or not self.keys:
             return "\n".join(head)
         axis = ""

@@ -240,7 +240,7 @@ class Stack(Module):
         offset, T = 0 if cache is None else cache.length, x.shape[-2]
         relative = self.relative_positions if self.adds_positions else self.positions
         if relative is not None:
-            bias = relative(T, offset + T, offset, x.device)  # (H, T, S), the same for every block
+            bias = relative(T, offset + T, offset, x.device)  # an expression, the same for every block
         with nullcontext() if cache is None else cache.rollback_on_error():
             for i in range(self.n_layers):
                 block = self.blocks[i % len(self.blocks)]  # layers may share one block

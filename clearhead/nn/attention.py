@@ -22,6 +22,7 @@ from clearhead._core.shapes import Float
 from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, PositiveInt, check_int, require, validate
 from clearhead.attention.attend import attend
+from clearhead.attention.biases import Bias
 from clearhead.attention.normalizers import Normalizer, Softmax
 from clearhead.attention.observe import Impl
 from clearhead.attention.scores import DotScores, ScaledDot, Scores
@@ -199,7 +200,7 @@ class MultiHeadAttention(Module):
         value: Float[Tensor, "*B S Mv"] | None = None,
         *,
         mask: Mask | None = None,
-        bias: Float[Tensor, "..."] | ContentBias | None = None,
+        bias: Float[Tensor, "..."] | Bias | ContentBias | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "*B T M"]:
         """Apply attention to `query`.
@@ -212,7 +213,8 @@ class MultiHeadAttention(Module):
             key: Inputs of the keys, (B, S, d_key). Default: `query` (self-attention).
             value: Inputs of the values, (B, S, d_value). Default: `key`.
             mask: Pairs that may attend.
-            bias: Added to the scores; broadcasts to (B, H, T, S). A `ContentBias` is computed from queries and keys.
+            bias: Added to the scores: an expression such as `alibi(8)`, or a tensor that broadcasts to (B, H, T, S). A
+                `ContentBias` is computed from queries and keys.
             cache: Cache of this layer, usually `cache[layer]["self"]`.
 
         Returns:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clearhead._core.shapes import Float
 from clearhead._core.typed_module import Module
 from clearhead._core.validation import DropoutRate, PositiveFloat, PositiveInt, require
+from clearhead.attention.biases import Bias
 from clearhead.errors import ConfigError, ShapeError
 from clearhead.masks import Mask
 from clearhead.nn.attention import AttentionConfig, MultiHeadAttention
@@ -141,7 +142,7 @@ class Block(Module):
         x: Float[Tensor, "B T M"],
         *,
         mask: Mask | None = None,
-        bias: Float[Tensor, "..."] | ContentBias | None = None,
+        bias: Float[Tensor, "..."] | Bias | ContentBias | None = None,
         memory: Float[Tensor, "B S M"] | None = None,
         memory_mask: Mask | None = None,
         cache: KVCache | None = None,

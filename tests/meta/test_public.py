@@ -15,6 +15,7 @@ from clearhead.models import tiny_decoder
 PACKAGES = (
     "masks",
     "attention",
+    "attention.biases",
     "nn",
     "nn.positions",
     "models",

@@ -258,7 +258,7 @@ def test_block_equals_transformers_llama_layer():
 def test_position_bias_is_added_to_self_attention_scores_only():
     x, memory = x_and_memory()
     block = shaken(Block(config(), cross=True))
-    bias = ALiBi().build(H)(T, T, 0).to(F64)
+    bias = ALiBi().build(H)(T, T, 0).dense().to(F64)
     y = x + block.attention(block.norm1(x), bias=bias)
     y = y + block.cross_attention(block.norm_cross(y), memory)
     expected = y + block.feed_forward(block.norm2(y))

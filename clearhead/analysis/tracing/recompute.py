@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.attention import GumbelSoftmax, ScaledDot, Softmax
-from clearhead.attention.attend import choose
+from clearhead.attention.attend import choose, lower_bias
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.observe import ObservedCall
 from clearhead.attention.reference import statistics_dtype
@@ -70,7 +70,7 @@ class AttentionCall:
     def __init__(self, call: AttentionInputs, impl: str | None, out: Tensor, edited: Tensor) -> None:
         self._call, self._impl, self._out, self._edited = call, impl, out, edited
         # Keys and values may be in a cache, which grows in place without changing existing entries.
-        self._inputs_ref = VersionedRef("an input of this attention", call.q, call.bias, *call.score_parameters)
+        self._inputs_ref = VersionedRef("an input of this attention", call.q, *call.biases, *call.score_parameters)
         self._outputs_ref = VersionedRef("the output of this attention", out, edited)
 
     @property
@@ -134,15 +134,18 @@ class WrittenOutCall(AttentionCall):
 
 def attention_inputs(call: ObservedCall) -> AttentionInputs:
     """Return the arguments of an observed call, with references to its tensors."""
+    q, k = call.q.detach(), call.k.detach()
+    bias, distance_bias = lower_bias(call.bias, q, k, call.query_offset)
     return AttentionInputs(
-        call.q.detach(),
-        call.k.detach(),
+        q,
+        k,
         call.v.detach(),
         None if isinstance(call.mask, Full) else call.mask,
         call.scores,
         call.normalizer,
-        None if call.bias is None else call.bias.detach(),
+        None if bias is None else bias.detach(),
         call.query_offset or 0,
+        distance_bias=None if distance_bias is None else distance_bias.detach(),
     )
 
 
@@ -190,13 +193,22 @@ def recompute_scores(
         p = torch.tensor(rows, dtype=torch.long, device=call.q.device)[:, None] + call.query_offset  # (r, 1)
         j = torch.arange(call.S, device=call.q.device)[None]  # (1, S)
         allowed = _select_heads(call.mask.allows(p, j, keys=call.S, query_offset=call.query_offset), heads)
-    if call.bias is not None:
-        bias = select_indices(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
-        bias = _select_heads(bias, heads)
+    for bias in _bias_rows(call, heads, rows):
         scores = scores + bias.to(acc_dtype)
         visible = bias > -math.inf  # a float mask hides a key by −∞
         allowed = visible if allowed is None else allowed & visible
     return scores, allowed
+
+
+def _bias_rows(call: AttentionInputs, heads: list[int], rows: list[int]) -> Iterator[Tensor]:
+    """Yield the biases of these heads and rows; each broadcasts to (B, h, r, S)."""
+    if call.bias is not None:
+        bias = select_indices(call.bias, -2, rows) if call.bias.dim() > 1 and call.bias.shape[-2] > 1 else call.bias
+        yield _select_heads(bias, heads)
+    if call.distance_bias is not None:
+        i = torch.tensor(rows, dtype=torch.long, device=call.q.device)[:, None]
+        j = torch.arange(call.S, device=call.q.device)
+        yield _select_heads(call.distance_bias[:, j - i + (call.T - 1)], heads)
 
 
 def dropout_of(call: AttentionInputs) -> float:

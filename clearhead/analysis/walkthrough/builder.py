@@ -27,6 +27,7 @@ from clearhead.analysis.tracing.recompute import recompute_scores
 from clearhead.analysis.tracing.trace import Trace
 from clearhead.analysis.walkthrough.steps import WalkthroughStep, texts
 from clearhead.attention import ScaledDot
+from clearhead.attention.biases import Tabulated
 from clearhead.attention.inputs import AttentionInputs
 
 IndexedTensors = list[tuple[Tensor, int]]
@@ -82,7 +83,7 @@ def record_calls(model: nn.Module) -> Iterator[list[ModuleCall]]:
         running.append(visit)
 
     def leave(_: str, module: nn.Module, output: object) -> None:
-        first = first_tensor(output)
+        first = output.dense() if isinstance(output, Tabulated) else first_tensor(output)
         running.pop().output = None if first is None else first.detach().clone()
 
     with observing_modules(model, enter, leave):
@@ -265,10 +266,9 @@ class WalkthroughBuilder:
         projections = self._add_projections(call, attention_inputs, ((axis, source), (keys, memory)), common)
         common["columns"] = tuple(keys.tokens)
         product = "q kᵀ / √D" if isinstance(attention_inputs.scores, ScaledDot) else f"{attention_inputs.scores}(q, k)"
-        biases = [i for i, step in enumerate(self._steps) if step.role == "bias" and attention_inputs.bias is not None][
-            -1:
-        ]
-        formula = f"scores = {product}{'' if attention_inputs.bias is None else ' + bias'}"
+        has_bias = bool(attention_inputs.biases)
+        biases = [i for i, step in enumerate(self._steps) if step.role == "bias" and has_bias][-1:]
+        formula = f"scores = {product}{' + bias' if has_bias else ''}"
         scores_step = self.add_step(
             "scores",
             _first_sequence(scores),

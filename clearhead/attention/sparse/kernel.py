@@ -55,6 +55,8 @@ class SparseImplementation(Implementation):
     name = "sparse"
 
     def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
+        if inputs.modifies_scores:
+            return "biases by distance and soft caps are not supported"
         if inputs.mask is None and not sdpa.needs_fp32_upcast(inputs):
             return "there is no mask, so nothing to skip"
         reason = sdpa.SDPA.unsupported_reason(inputs)
@@ -97,6 +99,8 @@ class SparseImplementation(Implementation):
     def propose(self, inputs: AttentionInputs) -> Execution | None:
         """Return an execution if the kernel supports the call and its plan is predicted to be faster than SDPA."""
         q, mask = inputs.q, inputs.mask
+        if inputs.modifies_scores:
+            return None
         if q.is_cuda and mask is not None and 1 < q.shape[-2] * inputs.k.shape[-2] < WORTH_PLANNING:
             return self._propose_short(inputs)
         if not may_be_faster(inputs) or _is_exporting():

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clearhead._core.shapes import Float
 from clearhead.attention import attend
+from clearhead.attention.biases import Bias
 from clearhead.generation.engine.program import Attends, DecoderProgram, FusedAttention
 from clearhead.generation.engine.static_cache import StaticKVCache
 from clearhead.generation.prompts import pad_rows
@@ -77,7 +78,7 @@ def _prefill_pass(
     ]
     decoder = program.decoder
     relative = decoder.positions if decoder.positions is not None and not decoder.adds_positions else None
-    biases: dict[int, Tensor] = {}
+    biases: dict[int, Bias] = {}
 
     def self_attend(i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
         q, k, v = qkv.split((layer.n_heads, layer.n_kv_heads, layer.n_kv_heads), dim=1)  # (N, heads, D)
@@ -140,7 +141,7 @@ def _attend_group(
     mask: Mask,
     layer: FusedAttention,
     qkv: tuple[Tensor, Tensor, Tensor],
-    bias: Tensor | None,
+    bias: Bias | None,
     out: Tensor,
 ) -> Tensor:
     """Compute the attention of one group of prompts, and write it to `out` (N, H, D)."""

@@ -142,8 +142,8 @@ class StaticKVCache:
             zeros = torch.zeros(rows, program.embedding.embedding_dim, dtype=program.dtype, device=device)
             self.position_table = positions(zeros, torch.arange(rows, device=device))  # (capacity, M)
         elif positions is not None:
-            bias = positions(1, capacity, capacity - 1, device)[:, 0]  # (H, S); the last is at distance 0
-            self.distance_bias = bias.float().flip(-1).contiguous()
+            bias = positions(1, capacity, capacity - 1, device).distance_values(1, capacity, capacity - 1)
+            self.distance_bias = bias[:, :capacity].float().flip(-1).contiguous()  # (H, S); the first is at distance 0
         self.rotary: dict[object, tuple[Tensor, Tensor]] = {
             rotary: _cos_sin_table(rotary, program, capacity)
             for layer in program.layers

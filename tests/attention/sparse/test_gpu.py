@@ -195,7 +195,7 @@ def bias_of(case: Case, device: str) -> torch.Tensor | None:
     torch.manual_seed(7)
     module = (ALiBi() if case.bias == "ALiBi" else RelativeBias()).build(H).to(device)
     with torch.no_grad():
-        return module(T, S, case.query_offset, device)
+        return module(T, S, case.query_offset, device).dense()
 
 
 def errors(case: Case, device: str) -> list[dict[str, float]]:

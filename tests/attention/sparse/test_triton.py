@@ -76,7 +76,7 @@ def bias_of(kind, shape, query_offset, generator):
     torch.manual_seed(7)  # a learned bias is initialized randomly
     module = (ALiBi() if kind == "ALiBi" else RelativeBias(n_buckets=8)).build(H)
     with torch.no_grad():
-        return module(T, S, query_offset, "cpu")[None]
+        return module(T, S, query_offset, "cpu").dense()[None]
 
 
 def errors(mask, shape, query_offset, dtype, bias, blocking, generator, longer=0):
