@@ -52,8 +52,8 @@ class SDPAImplementation(Implementation):
         return kernel_unsupported_reason(inputs)
 
     def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
-        assert isinstance(inputs.normalizer, Softmax)  # checked by unsupported_reason
         inputs = inputs.with_dense_bias()
+        assert isinstance(inputs.normalizer, Softmax)  # checked by unsupported_reason
         dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None
         q, scale = dot

@@ -98,7 +98,9 @@ class _Parser:
             self._fail(f"expected a bias such as alibi(8), but {problem}", token.column)
         if self.tokens[self.index].text != "(":
             tensor = self._tensor(token)
-            return self._build(lambda: as_bias(tensor, token.text), token.column)
+            value = self._build(lambda: as_bias(tensor, token.text), token.column)
+            assert isinstance(value, Bias)
+            return value
         if token.text not in _BIASES:
             self._fail(f"unknown bias {token.text[:40]!r}; {did_you_mean(token.text, _BIASES)}", token.column)
         value = self._call(token, _BIASES[token.text])
