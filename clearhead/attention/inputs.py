@@ -98,7 +98,7 @@ class AttentionInputs:
         return self.distance_bias is not None or type(self.scores) is SoftCapped
 
     def dot_product(self) -> DotProduct | None:
-        """Return the scores divided by the softmax temperature as a dot product, or None if they are none."""
+        """Return the scores divided by the softmax temperature as a dot product; None for other scores."""
         assert isinstance(self.normalizer, Softmax)  # the reference runs all other normalizers
         temperature = self.normalizer.temperature
         if isinstance(self.scores, SoftCapped):
