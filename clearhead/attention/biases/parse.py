@@ -40,7 +40,7 @@ _VALUES: dict[str, Callable[..., object]] = {
 _CONSTANTS = {"True": True, "False": False}
 
 
-class _Token(NamedTuple):
+class _BiasToken(NamedTuple):
     kind: str  # "number", "name", "sign" or "end"
     text: str
     column: int  # from 1
@@ -65,16 +65,16 @@ def parse(text: str, /, **tensors: Tensor) -> Bias:
         raise ParseError(f"got {type(text).__name__}; expected the text of a bias such as 'alibi(8)'")
     if len(text) > MAX_TEXT:
         raise ParseError(f"the text has {len(text)} characters; expected at most {MAX_TEXT}", column=1)
-    return _Parser(text, tensors).parse()
+    return _BiasParser(text, tensors).parse()
 
 
-class _Parser:
+class _BiasParser:
     def __init__(self, text: str, tensors: Mapping[str, Tensor]) -> None:
         self.text, self.tensors, self.index = text, tensors, 0
-        self.tokens: list[_Token] = []
+        self.tokens: list[_BiasToken] = []
         for match in _TOKEN.finditer(text):
             kind = match.lastgroup or ""
-            token = _Token(kind, match[kind], match.start(kind) + 1)
+            token = _BiasToken(kind, match[kind], match.start(kind) + 1)
             if kind == "other":
                 self._fail(f"{token.text!r} is unexpected here", token.column)
             self.tokens.append(token)
@@ -107,7 +107,7 @@ class _Parser:
         assert isinstance(value, Bias)
         return value
 
-    def _call(self, name: _Token, constructor: Callable[..., object]) -> object:
+    def _call(self, name: _BiasToken, constructor: Callable[..., object]) -> object:
         """Return the value of name(arguments); the next token is the opening parenthesis."""
         self._next()
         parameters = list(inspect.signature(constructor).parameters)
@@ -158,7 +158,7 @@ class _Parser:
             self._fail(f"unknown function {token.text[:40]!r}; {did_you_mean(token.text, _VALUES)}", token.column)
         return self._call(token, _VALUES[token.text])
 
-    def _tensor(self, token: _Token) -> Tensor:
+    def _tensor(self, token: _BiasToken) -> Tensor:
         if token.text not in self.tensors:
             if token.text in _BIASES or token.text in _VALUES:
                 self._fail(f"expected ( after {token.text}", token.column + len(token.text))
@@ -166,7 +166,7 @@ class _Parser:
             self._fail(f"no tensor named {token.text[:40]!r}: {advice}", token.column)
         return self.tensors[token.text]
 
-    def _next(self) -> _Token:
+    def _next(self) -> _BiasToken:
         token = self.tokens[self.index]
         self.index = min(self.index + 1, len(self.tokens) - 1)
         return token
