@@ -6,9 +6,13 @@ A value is a string or a number. A figure is anything with `svg()` and `text(wid
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+# A number as text, such as −0.5, 12,345, 46.9 % or 2·10⁻⁹.
+_NUMBER = re.compile(r"[−-]?\d[\d,]*(\.\d+)?(·10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?( %)?")
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,9 @@ class AnswerTable:
 
     @property
     def numeric_columns(self) -> list[bool]:
-        """For each column, whether all of its cells are numbers."""
-        columns = zip(*self.rows, strict=True)
-        return [all(not isinstance(cell, str) for cell in column) for column in columns]
+        """For each column, whether all of its cells are numbers or texts of numbers."""
+        columns = zip(*self.cells, strict=True)
+        return [all(_NUMBER.fullmatch(cell) for cell in column) for column in columns]
 
 
 @runtime_checkable

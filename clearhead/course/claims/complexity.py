@@ -37,7 +37,7 @@ def attention_n2d(t: Experiment) -> None:
     ratio = sp.limit(ATTENTION / (n**2 * d), d, sp.oo)
     t.record_case("d → ∞ at fixed n", f"ratio → {ratio}", ratio.is_finite, in_scope=False)
     projections, products = (int(count.subs({n: 1000, d: 512})) for count in (PROJECTIONS, PRODUCTS))
-    held = f"parameters {4 * 512**2:,}, weights {1000**2:,} values a head"
+    held = f"parameters {4 * 512**2:,}, weights {1000**2:,} values per head"
     t.note(f"n = 1000, d = 512: projections {projections:,}, products {products:,} multiply-adds; {held}")
 
 

@@ -311,7 +311,7 @@ def log_gradient_ratios(gain: float, starts: int) -> torch.Tensor:
         "more stable."
     ),
     method=(
-        "The gradient's length at the input of six layers of width 64 by its length at the output, the same "
+        "The norm of the gradient at the input of six layers of width 64, divided by its norm at the output, the same "
         "matrices read as 1 head and as 16: started as usual (48 starts), and with queries and keys ten times as large "
         "(8 starts). Better is nearer to 1, by more than two standard errors over the starts."
     ),

@@ -201,9 +201,9 @@ def residual_at_least_one(t: Experiment) -> None:
     "Q5c",
     statement="Residual connections help to mitigate vanishing gradients in deep Transformers.",
     method=(
-        "The gradient's length at the input of 12 layers of attention and feed-forward (no norm) by that at "
-        "their output, with and without the skips, three draws; then the gradient through 40 tanh layers "
-        "(weights of size 0.5)."
+        "The norm of the gradient at the input of 12 layers of attention and feed-forward (without layer norm), "
+        "divided by its norm at their output, without and with residual connections, three draws; then the gradient "
+        "through 40 tanh layers (orthogonal weights times 0.5)."
     ),
 )
 def residual_deep(t: Experiment) -> None:
@@ -220,7 +220,7 @@ def residual_deep(t: Experiment) -> None:
     t.record_case("40 layers: plain, residual", f"{plain:.1e}, {residual:.1e}", plain < 1e-6 < 1e-2 < residual)
     for draw in range(3):
         ratios = [_through_layers(skip, 3 * t.seed + draw) for skip in (0.0, 1.0)]
-        case_name = f"12 Transformer layers, draw {draw + 1}: kept without and with the skips"
+        case_name = f"12 Transformer layers, draw {draw + 1}: remaining without and with residual connections"
         t.record_case(case_name, f"{ratios[0]:.1e}, {ratios[1]:.1e}", ratios[0] < 1e-4 < 1 < ratios[1])
     t.draw(Lines("Gradient of the output in the input", "layers", "norm", depths, sizes, log_y=True))
 
@@ -325,8 +325,8 @@ def layer_norm_initialization(t: Experiment) -> None:
     "1.4e.2",
     statement="Layer norm helps to keep the size of gradients similar across layers.",
     method=(
-        "The gradient's length at the input of 20 ReLU layers of width 32 by that at their output, weights at "
-        "half, one and two times their usual size, with and without a norm after each; three draws."
+        "The norm of the gradient at the input of 20 ReLU layers of width 32, divided by its norm at their output, "
+        "weights at half, one and two times their usual size, with and without a norm after each; three draws."
     ),
 )
 def layer_norm_gradients(t: Experiment) -> None:

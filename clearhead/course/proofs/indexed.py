@@ -21,6 +21,7 @@ Term = Any  # a sympy expression: sympy ships no types
 _SUM = sympy.Function("Σ", real=True)
 _PRODUCT = sympy.Function("Π", real=True)
 _DELTA = sympy.Function("δ", integer=True, nonnegative=True)
+_INDEXED = (_SUM, _PRODUCT, _DELTA)
 _PERMUTED = sympy.Function("σ", integer=True)
 _UNPERMUTED = sympy.Function("σ⁻¹", integer=True)
 _MOST_INDICES = 5  # bound indices of one sum that are tried in every order
@@ -127,6 +128,17 @@ def is_nonnegative(term: Term) -> bool:
     return (term.is_Add or term.is_Mul) and all(is_nonnegative(part) for part in term.args)
 
 
+def is_positive(term: Term) -> bool:
+    """Return whether an expression is visibly above 0; a sum over an index has at least one term."""
+    if term.is_positive:
+        return True
+    if term.func in (_SUM, _PRODUCT) or (term.is_Pow and term.exp.is_real):
+        return is_positive(term.args[0])
+    if term.is_Add:
+        return any(map(is_positive, term.args)) and all(map(is_nonnegative, term.args))
+    return bool(term.is_Mul) and all(map(is_positive, term.args))
+
+
 def normalize(term: Term) -> Term:
     """Return the normal form of an expression."""
     if term.is_Atom:
@@ -148,11 +160,21 @@ def normalize(term: Term) -> Term:
 def replace_equal(term: Term, left: Term, right: Term) -> Term:
     """Return an expression with the equation left = right used to remove one factor of the left side."""
     left = normalize(left)
-    factors = sorted(sympy.Mul.make_args(left), key=lambda factor: factor.func not in (_SUM, _PRODUCT, _DELTA))
+    atom, power = removed_factor(left)
+    return term.xreplace({atom: (right * atom**power / left) ** (1 / power)})
+
+
+def removed_factor(left: Term) -> tuple[Term, Term]:
+    """Return the factor of the left side of an equation that `replace_equal` removes, as a base and its exponent.
+
+    Raises:
+        ValueError: If there is no factor that occurs in other expressions as such.
+    """
+    factors = sorted(sympy.Mul.make_args(normalize(left)), key=lambda factor: factor.func not in _INDEXED)
     atom, power = factors[0].as_base_exp()
     if atom.is_Atom or atom.is_Add:
-        raise ValueError("an assumption must be about an entry, a sum, a product or a delta")
-    return term.xreplace({atom: (right * atom**power / left) ** (1 / power)})
+        raise ValueError("the left side of an assumption or claim must be an entry, a sum over an index or a delta")
+    return atom, power
 
 
 def derivative(term: Term, entry: Term) -> Term:

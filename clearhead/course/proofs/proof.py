@@ -1,9 +1,9 @@
 """Read proofs in letters and verify them step by step, for any size.
 
 A proof is a TOML file: quantities with their sizes, definitions, and parts. A part is a chain: an expression, and steps
-that it equals, or is at most or at least. A part may instead be an induction, with a chain for its base and one for
-its step. `equals` is verified by normal forms (see `indexed`), `at_most` by a `gap`: an expression that equals the
-difference and is visibly not negative.
+that it equals, or is at most, at least or greater than. A part may instead be an induction, with a chain for its base
+and one for its step. `equals` is verified by normal forms (see `indexed`), an inequality by a `gap`: an expression that
+equals the difference and is visibly not negative, or visibly positive for `greater_than`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from clearhead.course.proofs.language import (
 from clearhead.errors import ConfigError
 
 _LIBRARY = resources.files("clearhead.course.proofs") / "library"
-_RELATIONS = {"equals": "=", "at_most": "≤", "at_least": "≥"}
+_RELATIONS = {"equals": "=", "at_most": "≤", "at_least": "≥", "greater_than": ">"}
 _KEYS = (
     "title", "statement", "sizes", "scalars", "positive", "random", "permutations", "indices", "arrays", "symbols",
     "let", "part", "conclusion",
@@ -209,7 +209,7 @@ def _definition(equation: ast.expr) -> Definition:
 
 def _part(block: ProblemSource, scope: Scope) -> ProofPart:
     block.allow_keys("heading", "text", "assume", "start", "step", "induction")
-    scope, rules = _assume([parse(text) for text in block.names("assume")], scope)
+    scope, rules = _assume([parse(text) for text in block.names("assume")], scope, block, "assume")
     heading, text = block.text("heading"), _words(block, "text")
     if "induction" in block.values:
         claim, chains = _induction(block.table("induction"), scope)
@@ -218,14 +218,21 @@ def _part(block: ProblemSource, scope: Scope) -> ProofPart:
     return ProofPart(heading, text, None, (("", lines),) if lines else ())
 
 
-def _assume(equations: Sequence[ast.expr], scope: Scope) -> tuple[Scope, list[tuple[Term, Term]]]:
+def _assume(
+    equations: Sequence[ast.expr], scope: Scope, block: ProblemSource, key: str
+) -> tuple[Scope, list[tuple[Term, Term]]]:
     """Return a scope and rules in which equations hold: those about an array are definitions, others are rules."""
     rules = []
     for left, _, right in map(sides, equations):
         if isinstance(left, (ast.Subscript, ast.Name)):
             scope = scope.with_definitions([Definition(*pattern_of(left), right)])
         else:
-            rules.append((scalar(left, scope), scalar(right, scope)))
+            rule = scalar(left, scope), scalar(right, scope)
+            try:
+                indexed.removed_factor(rule[0])
+            except ValueError as error:
+                block.fail(key, f"{error}, got {ast.unparse(left)!r}")
+            rules.append(rule)
     return scope, rules
 
 
@@ -238,7 +245,7 @@ def _induction(block: ProblemSource, scope: Scope) -> tuple[ast.expr, tuple[tupl
         block.fail("claim", f"an induction needs an equation and a size that it is over, got {block.text('claim')!r}")
     start, following = ast.Constant(first), ast.BinOp(ast.Name(over), ast.Add(), ast.Constant(1))
     base = _chain(block, "base", _replace(left, over, start), scope, [], goal=_replace(right, over, start))
-    hypothesis, rules = _assume([claim], scope)
+    hypothesis, rules = _assume([claim], scope, block, "claim")
     goal = _replace(right, over, following)
     step = _chain(block, "step", _replace(left, over, following), hypothesis, rules, goal=goal)
     name = ast.unparse(start)
@@ -305,7 +312,8 @@ def _holds(
     gap = _evaluate(step, "gap", _parse(step, "gap"), scope)
     difference = Quantity(larger.axes, lambda *at: larger.at(*at) - smaller.at(*at))
     at = [indexed.fresh_index(length) for length in gap.axes]
-    return _are_equal(difference, gap, rules) and indexed.is_nonnegative(gap.at(*at))
+    has_sign = indexed.is_positive if relation == "greater_than" else indexed.is_nonnegative
+    return _are_equal(difference, gap, rules) and has_sign(gap.at(*at))
 
 
 def _are_equal(a: Quantity, b: Quantity, rules: Sequence[tuple[Term, Term]]) -> bool:

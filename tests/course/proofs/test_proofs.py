@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 from tests.support.proof_numbers import Numbers
 
 NAMES = list(proofs.bundled_proofs())
-RELATIONS = {"equals": 0, "at_most": 1, "at_least": -1}
+RELATIONS = {"equals": 0, "at_most": 1, "at_least": -1, "greater_than": -1}
 
 
 def source(name):
@@ -164,6 +164,24 @@ def test_gap_that_may_be_negative_is_rejected():
     proofs.verify(text.replace('scalars = ["x"]', 'scalars = ["x"]\npositive = ["x"]'))
 
 
+@pytest.mark.parametrize("start", ["x**2", "sum(j, n, x**2)", "exp(x) - 1", "0 * x"])
+def test_gap_that_may_be_zero_does_not_show_strict_inequality(start):
+    text = f"""
+    title = "x"
+    statement = "x"
+    sizes = ["n"]
+    scalars = ["x"]
+    [[part]]
+    start = "{start}"
+    [[part.step]]
+    greater_than = "0"
+    gap = "{start}"
+    """
+    with pytest.raises(ProblemError, match=r"this step does not hold: .* > 0"):
+        proofs.verify(text)
+    assert proofs.verify(text.replace(start, f"{start} + exp(x) + 1")).n_steps == 1
+
+
 @pytest.mark.parametrize(
     ("start", "step"),
     [
@@ -243,6 +261,14 @@ def test_induction_must_end_at_its_claim():
 def test_invalid_proof_raises_one_sentence(text, why):
     with pytest.raises(ProblemError, match=why):
         proofs.verify(text)
+
+
+@pytest.mark.bad_input
+def test_claim_about_a_sum_of_terms_is_rejected():
+    values = source("receptive-field")
+    values["part"][0]["induction"] |= {"claim": "b[n] + 1 == (k + 1)**n + 1", "base": [{"equals": "(k + 1)**0 + 1"}]}
+    with pytest.raises(ProblemError, match=r"must be an entry, a sum over an index or a delta, got 'b\[n\] \+ 1'"):
+        proofs.verify(toml_document(values))
 
 
 @pytest.mark.bad_input

@@ -183,15 +183,33 @@ def heads_and_relations() -> AnswerTable:
         tokens, weights = _encoder_weights()[sentence]
         on_key = weights[:, :, tokens.index(query), tokens.index(key)]
         others = (on_key.sum() - on_key[layer, head]) / (on_key.numel() - 1)
-        example = f"{sentence} {query} → {key}"
+        example = f"“{sentence}” {query} → {key}"
         weight = on_key[layer, head].item()
         rows.append([relation, example, f"{layer}.{head}", f"{weight:.2f}", f"{others.item():.2f}"])
-    caption = "Weight from query to key in the encoder of the bundled translator; a head is written LAYER.HEAD."
-    return AnswerTable(["relation", "query → key", "head", "weight", "other heads"], rows, caption)
+    caption = (
+        "Weight from query to key in the encoder of the bundled translator, and its mean over all other heads of the "
+        "encoder. A head is written LAYER.HEAD."
+    )
+    return AnswerTable(["relation", "sentence, query → key", "head", "weight", "other heads"], rows, caption)
+
+
+def encoder_layers() -> int:
+    """Return the number of layers of the translator's encoder."""
+    return _head_counts()[0]
+
+
+def encoder_heads() -> int:
+    """Return the number of heads per layer of the translator's encoder."""
+    return _head_counts()[1]
+
+
+def _head_counts() -> tuple[int, int]:
+    _, weights = next(iter(_encoder_weights().values()))
+    return weights.shape[0], weights.shape[1]
 
 
 def encoder_head_labels() -> AnswerTable:
-    """Return how many heads of the encoder have each pattern as their label in one sentence."""
+    """Return the pattern that is the label of each head of the encoder in one sentence."""
     import clearhead as ch
     from clearhead.analysis import attention_report
 

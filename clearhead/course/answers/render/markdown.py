@@ -67,7 +67,7 @@ def _block(block: Block) -> str:
         case Paragraph(line):
             return _line(line)
         case Heading(level, line):
-            return f"{'#' * min(6, level + 3)} {_line(line)}"
+            return f"{'#' * min(6, level + 1)} {_line(line)}"
         case BulletList():
             return _list(block)
         case Formula(formulas):

@@ -166,8 +166,13 @@ def _cells(block: StepBlock, cells: list[list[str]], *, is_exact: bool) -> str:
         f"({''.join(f'{_cell(text, value, is_exact)},' for text, value in zip(row, numbers, strict=True))}),"
         for row, numbers in zip(cells, values, strict=True)
     )
-    labels = ["".join(f"{_string(name)}," for name in names) for names in (block.rows, block.columns)]
+    labels = ["".join(f"{_label(name)}," for name in names) for names in (block.rows, block.columns)]
     return f"[#matrix(({labels[0]}), ({labels[1]}), ({body}))]"
+
+
+def _label(name: str) -> str:
+    """Return the name of a row or column; an empty one is a string, which the layout tests for."""
+    return _text(name) if name else _string(name)
 
 
 def _cell(text: str, value: object, is_exact: bool) -> str:

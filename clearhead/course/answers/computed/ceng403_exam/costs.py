@@ -45,6 +45,11 @@ def table_width() -> int:
     return _problem_value("complexity-table", "d")
 
 
+def table_restriction() -> int:
+    """Return the number of keys per query of restricted attention in the complexity table."""
+    return _problem_value("complexity-table", "r")
+
+
 _LENGTH, _WIDTH = 1000, 512
 
 

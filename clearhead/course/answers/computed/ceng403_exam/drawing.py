@@ -42,12 +42,12 @@ class _Canvas:
             self.text(x + width / 2, first + 15 * i, line)
 
     def frame(self, x: float, y: float, width: float, height: float, label: str) -> None:
-        """Draw a dashed frame around a layer."""
+        """Draw a dashed frame around a layer, with its label above the right corner."""
         self.parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="9" fill="none" stroke="#777" '
             'stroke-width="1.2" stroke-dasharray="5 4"/>'
         )
-        self.text(x + 4, y - 6, label, anchor="start", more=' fill="#555" font-style="italic"')
+        self.text(x + width - 4, y - 6, label, anchor="end", more=' fill="#555" font-style="italic"')
 
     def arrow(self, *points: tuple[float, float]) -> None:
         """Draw an arrow along points."""
@@ -73,7 +73,8 @@ class _Canvas:
                     f'<rect x="{x + 9 * j:g}" y="{y + 9 * i:g}" width="9" height="9" fill="{fill}" stroke="#9ab" '
                     'stroke-width="1"/>'
                 )
-        self.text(x + 4.5 * len(rows[0]), y + 9 * len(rows) + 11, label, size=9.5)
+        for i, line in enumerate((label, "mask")):
+            self.text(x + 4.5 * len(rows[0]), y + 9 * len(rows) + 11 + 11 * i, line, size=9.5)
 
     def svg(self) -> str:
         """Return the SVG element."""
@@ -115,7 +116,7 @@ def _input(canvas: _Canvas, x: float, words: tuple[str, str], embedding: str, la
     canvas.plus(middle, 649)
     canvas.wave(x + 12, 649)
     canvas.arrow((x + 22, 649), (middle - 10, 649))
-    canvas.text(x - 2, 671, "positional encoding", size=10, anchor="start")
+    canvas.text(middle - 10, 671, "positional encoding", size=10, anchor="end")
 
 
 def _sublayer(canvas: _Canvas, x: float, bottom: float, kind: str, *lines: str) -> float:

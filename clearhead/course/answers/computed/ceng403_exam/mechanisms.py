@@ -17,6 +17,14 @@ def residual_layers() -> int:
     return 12
 
 
+def residual_blocks() -> int:
+    """Return the number of blocks of the exercise."""
+    from clearhead.course.exercises import solve
+
+    grid = solve("residual-gradient").step("given").grid
+    return int(grid.cells[grid.rows.index("L")][0])
+
+
 def plain_gradient() -> str:
     """Return f^L for f = 1/2."""
     digits, power = f"{0.5 ** residual_layers():.1e}".split("e")

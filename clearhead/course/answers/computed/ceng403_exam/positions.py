@@ -77,7 +77,7 @@ def bases() -> AnswerTable:
     for base in (10, 100, 1_000, 10_000, 1_000_000):
         wavelengths, similarities = _wavelengths(base), _similarities(float(base))
         slow = sum(wavelength > _POSITIONS for wavelength in wavelengths)
-        columns = [f"{similarities[k]:.2f}".replace("-", "−") for k in distances]
+        columns = [f"{similarities[k]:z.2f}".replace("-", "−") for k in distances]
         rows.append([f"{base:,}", f"{wavelengths[-1]:,.0f}", slow, *columns])
     header = ["base", "longest wavelength", "pairs below one turn", *(f"k = {k}" for k in distances)]
     return AnswerTable(header, rows, "1,000 positions, width 512; the last columns are PE(p)·PE(p + k)/(d/2).")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clearhead.course.answers.content import AnswerFigure, AnswerTable
+from clearhead.course.answers.content import AnswerFigure, AnswerTable, format_scientific
 
 if TYPE_CHECKING:
     from clearhead.nn import Residual
@@ -72,8 +72,7 @@ def initial_scores() -> AnswerTable:
         scores = x @ w_q @ (x @ w_k).T / math.sqrt(width)
         a = scores.softmax(-1)
         jacobian = a.square().sum(-1) - 2 * a.pow(3).sum(-1) + a.square().sum(-1).square()  # ‖diag(a) − aaᵀ‖²
-        rows.append(
-            [name, f"{scores.var().item():,.2f}", f"{a.amax(-1).mean().item():.3f}", f"{jacobian.median().item():.4f}"]
-        )
+        largest, slope = a.amax(-1).mean().item(), jacobian.median().item()
+        rows.append([name, f"{scores.var().item():,.2f}", f"{largest:.3f}", format_scientific(slope)])
     header = ["initialization", "variance of the scores", "mean largest weight of 64", "median ‖J‖²"]
     return AnswerTable(header, rows, "Width 128, 64 standard normal inputs, one draw.")
