@@ -32,8 +32,8 @@ def mask(
     """Draw a mask and print the number of allowed pairs, its density and its sparsity.
 
     Rows are queries, columns are keys; filled cells may attend. Expressions use Python's syntax:
-    full() causal() window(before, after) every(step, start=0) dilated(step) prefix(n) blocks(size)
-    scattered(per_row, seed) padding(length), joined by & | ~ and .T"""
+    full() causal() window(before, after) clamped(before, after) every(step, start=0) dilated(step) prefix(n)
+    blocks(size) scattered(per_row, seed) padding(length) axis(mask, dim, grid=(…), tile=(…)), joined by & | ~ and .T"""
     parsed = ch.masks.parse(expression)
     S = n if keys is None else keys
     allowed = parsed.count(n, S, query_offset=offset)

@@ -22,7 +22,7 @@ _CELLS = 64  # per side of a drawing
 _N_HEADS = 32
 _HEAD_DIM = 64
 _CATALOGUE_TOKENS = 2048
-_FUNCTIONS = ("full", "causal", "window", "every", "dilated", "prefix", "blocks", "scattered")
+_FUNCTIONS = ("full", "causal", "window", "clamped", "every", "dilated", "prefix", "blocks", "scattered", "axis")
 
 
 @dataclass(frozen=True, kw_only=True)

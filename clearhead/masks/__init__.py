@@ -14,6 +14,7 @@ from clearhead.masks.base import Leaf, Mask, as_mask
 from clearhead.masks.data import Allow, Documents, Forbid, Padding, allow, documents, forbid, padding
 from clearhead.masks.drawing import Drawing, draw
 from clearhead.masks.function import from_function
+from clearhead.masks.grids import Axis, Clamped, Grid, axis, clamped
 from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, leaves, lookback
 from clearhead.masks.parse import parse
 from clearhead.masks.structural import (
@@ -39,14 +40,17 @@ __all__ = [
     "Allow",
     "And",
     "Atom",
+    "Axis",
     "Blocks",
     "Causal",
+    "Clamped",
     "Dilated",
     "Documents",
     "Drawing",
     "Every",
     "Forbid",
     "Full",
+    "Grid",
     "Leaf",
     "Mask",
     "Not",
@@ -58,8 +62,10 @@ __all__ = [
     "Window",
     "allow",
     "as_mask",
+    "axis",
     "blocks",
     "causal",
+    "clamped",
     "dilated",
     "documents",
     "draw",

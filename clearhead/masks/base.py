@@ -41,6 +41,8 @@ class Mask(ABC):
     nodes: int = 1
     is_structural: bool = True
     """Whether it contains no tensor, so that it is the same for every batch and `parse` reads its text."""
+    constrains_sizes: bool = False
+    """Whether it fits some numbers of queries and keys only, as tensors and grids do."""
 
     # -- dependencies ------------------------------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class Mask(ABC):
             query_offset = 0
         else:
             _check_size("query_offset (the position of the first query among the keys)", query_offset)
-        if not self.is_structural:
+        if self.constrains_sizes:
             self._check_data(T, S, query_offset, False)
         return query_offset
 
@@ -256,7 +258,7 @@ class Mask(ABC):
         """Return whether the predicate depends on its first argument (second if swapped): its position, or at all."""
 
     def _check_data(self, T: int, S: int, query_offset: int, swapped: bool) -> None:
-        """Raise if the tensors inside do not fit these sizes."""
+        """Raise if the tensors and grids inside do not fit these sizes."""
         return
 
     def _proves_nonempty(self, first: int, last: int, keys: int) -> bool:
@@ -287,10 +289,11 @@ class Leaf(Mask):
         """Whether `.T` leaves the mask unchanged."""
         return False
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         """Return the function from query positions (N,) to their `KeyInterval`, or None if the keys have another form.
 
-        If swapped: from key positions to the queries that see them."""
+        If swapped: from key positions to the queries that see them. Masks that depend on the number of keys or on the
+        position of the first query need the `grid` of the pairs, and return None without it."""
         return None
 
     def pair_interval(self) -> PairInterval | None:

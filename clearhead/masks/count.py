@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask
+from clearhead.masks.grids import Axis
 from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, join, leaves
 from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid
 from clearhead.masks.structural import Full, Scattered
@@ -53,15 +54,21 @@ def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
 
     Like terms are collected and a·a = a, so `full()`, repeated parts, `m | ~m` and `m & ~m` simplify automatically. The
     empty product is 1: every pair."""
+    try:
+        return _expand(mask, limit)
+    except _TooManyTermsError:
+        return None
+
+
+def _expand(mask: Mask, limit: int, *, swapped: bool = False) -> Terms:
+    """Return the polynomial of an expression; raise beyond `limit` terms."""
+    product = partial(_product, limit=limit)
 
     def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
         return _complement(product(_complement(a), _complement(b)))
 
-    product = partial(_product, limit=limit)
-    try:
-        return fold(mask, leaf=_leaf_terms, and_=product, or_=either, not_=_complement)
-    except _TooManyTermsError:
-        return None
+    leaf = partial(_leaf_terms, limit=limit)
+    return fold(mask, leaf=leaf, and_=product, or_=either, not_=_complement, swapped=swapped)
 
 
 def cheapest_polynomial(mask: Mask, stop: int, S: int) -> Terms | None:
@@ -101,7 +108,7 @@ def _tabulated_polynomial(mask: Mask, variables: tuple[str, str], limit: int) ->
             return _complement(polynomial_of(node.parts[0], swapped))
         if isinstance(node, Transposed):
             return polynomial_of(node.parts[0], not swapped)
-        return fold(node, leaf=_leaf_terms, and_=product, or_=either, not_=_complement, swapped=swapped)
+        return _expand(node, limit, swapped=swapped)
 
     try:
         return polynomial_of(mask, False)
@@ -136,8 +143,16 @@ def _variable_of(mask: Mask, swapped: bool) -> Literal["key", "query", "distance
     return None
 
 
-def _leaf_terms(atom: Atom) -> Terms:
-    return {frozenset() if isinstance(atom.leaf, Full) else frozenset([atom]): 1}
+def _leaf_terms(atom: Atom, limit: int) -> Terms:
+    """Return the polynomial of a leaf; an axis of an expression has the terms of the expression."""
+    leaf = atom.leaf
+    if isinstance(leaf, Axis) and not (isinstance(leaf.mask, Leaf) and not isinstance(leaf.mask, Full)):
+        inner = _expand(leaf.mask, limit, swapped=atom.swapped)
+        return {
+            frozenset([leaf.atom_of(part) for part in term if isinstance(part, Atom)]): factor
+            for term, factor in inner.items()
+        }
+    return {frozenset() if isinstance(leaf, Full) else frozenset([atom]): 1}
 
 
 class _TooManyTermsError(Exception):
@@ -180,11 +195,34 @@ def count(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None 
     # `scattered(…).T` lists queries per key: such products are counted with queries and keys exchanged.
     by_key = {term: factor for term, factor in terms.items() if is_counted_by_key(term)}
     by_query = {term: factor for term, factor in terms.items() if term not in by_key}
-    counter = Counter(mask, grid, by_query, stop=start + T)
-    total = _total(counter, rows, columns)
-    if by_key and not counter.by_pairs:  # a test of every pair includes these products already
+    on_grid = {term: pairs for term in by_query if (pairs := _count_on_grid(term, T, S, start)) is not None}
+    total = batch * sum([by_query.pop(term) * pairs for term, pairs in on_grid.items()])
+    if by_query:
+        counter = Counter(mask, grid, by_query, stop=start + T)
+        if counter.by_pairs:
+            return _total(counter, rows, columns)  # a test of every pair includes the other products
+        total += _total(counter, rows, columns)
+    if by_key:
         transposed = {frozenset([_transpose(factor) for factor in term]): number for term, number in by_key.items()}
         total += _total(Counter(mask.T, grid.transpose(), transposed, stop=S), columns, rows)
+    return total
+
+
+def _count_on_grid(term: Term, T: int, S: int, start: int) -> int | None:
+    """Return the number of pairs of a product of axes of one grid: the product of one count per dimension.
+
+    Returns None unless the pairs are those of the whole grid."""
+    axes = [(atom.leaf, atom.swapped) for atom in term if isinstance(atom, Atom) and isinstance(atom.leaf, Axis)]
+    if not axes or len(axes) < len(term) or start or T != S or not all(leaf.is_structural for leaf, _ in axes):
+        return None
+    grid = axes[0][0].grid
+    if any(leaf.grid != grid for leaf, _ in axes) or S % grid.slab or (not grid.is_open and S != grid.positions):
+        return None
+    total = 1
+    for dim in range(len(grid.sizes)):
+        size = grid.size(dim, S)
+        parts = [leaf.mask.T if swapped else leaf.mask for leaf, swapped in axes if leaf.dim == dim]
+        total *= count(join(And, parts), size) if parts else size * size
     return total
 
 
@@ -201,13 +239,12 @@ def _transpose(factor: Atom | Table) -> Atom | Table:
     return Table(factor.mask.T, _TRANSPOSED_VARIABLE[factor.variable])
 
 
-def _key_intervals(factor: Atom | Table) -> KeyIntervalFunction | None:
+def _key_intervals(factor: Atom | Table, grid: PairGrid) -> KeyIntervalFunction | None:
     """Return the function from queries to their keys; None for tables over keys or distances, and for lists."""
     if isinstance(factor, Atom):
-        return factor.key_intervals()
+        return factor.key_intervals(grid)
     if factor.variable != "query":
         return None
-    grid = PairGrid(UNBOUNDED)
     return lambda p: KeyInterval(0, torch.where(factor.test(p, torch.zeros_like(p), grid), UNBOUNDED, 0))
 
 
@@ -242,7 +279,7 @@ class Counter:
         self.by_pairs = terms is None or not self._classify_terms(terms)
 
     def _classify_terms(self, terms: Terms) -> bool:
-        functions = {factor: _key_intervals(factor) for term in terms for factor in term}
+        functions = {factor: _key_intervals(factor, self.grid) for term in terms for factor in term}
         for term, number in terms.items():
             atoms = [factor for factor in term if isinstance(factor, Atom)]
             lists = [leaf for leaf, swapped in atoms if isinstance(leaf, Scattered) and not swapped]

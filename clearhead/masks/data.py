@@ -24,6 +24,7 @@ class DataMask(Leaf):
     data: tuple[Tensor, ...]
     names: tuple[str, ...]
     is_structural = False
+    constrains_sizes = True
 
     @property
     def versions(self) -> tuple[int, ...] | None:
@@ -80,7 +81,7 @@ class Padding(DataMask):
         start, stop = self._bounds(j.device, max(p.ndim, j.ndim))
         return (start <= j) & (j < stop)
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         start, stop = self._bounds(self.lengths.device, 1)
         if swapped:
             return lambda p: KeyInterval(0, torch.where((start <= p) & (p < stop), UNBOUNDED, 0))
@@ -127,7 +128,7 @@ class Documents(DataMask):
         documents = (ids.unsqueeze(-2) if ids.ndim > 1 else ids)[..., positions.clamp(0, N - 1)]
         return torch.where((positions >= 0) & (positions < N), documents, -1)
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         runs = _runs(self.ids.long())
         if runs is None:
             return None

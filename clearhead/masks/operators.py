@@ -34,6 +34,7 @@ class _Compound(Mask):
     depth: int = field(default=1, compare=False)
     nodes: int = field(default=1, compare=False)
     is_structural: bool = field(default=True, compare=False)
+    constrains_sizes: bool = field(default=False, compare=False)
 
     @property
     def depends_on_length(self) -> bool:
@@ -179,7 +180,8 @@ def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
             f"the expression is {depth} deep and has {nodes} masks and operators; expected at most {MAX_DEPTH} and "
             f"{MAX_NODES}: for a pattern this irregular, use allow(tensor) with a bool tensor"
         )
-    return kind(parts, depth, nodes, all([part.is_structural for part in parts]))
+    is_structural = all([part.is_structural for part in parts])
+    return kind(parts, depth, nodes, is_structural, any([part.constrains_sizes for part in parts]))
 
 
 def _parenthesize(mask: Mask, *brackets: type[Mask]) -> str:
@@ -202,9 +204,12 @@ class Atom(NamedTuple):
         """Evaluate the predicate for positions that broadcast."""
         return self.leaf.test(j, p, grid.transpose()) if self.swapped else self.leaf.test(p, j, grid)
 
-    def key_intervals(self) -> KeyIntervalFunction | None:
-        """Return the function from query positions to visible keys (interval and residue), or None if there is none."""
-        return self.leaf.key_intervals(self.swapped)
+    def key_intervals(self, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
+        """Return the function from query positions to visible keys (interval and residue), or None if there is none.
+
+        Args:
+            grid: Sizes of the pairs, without which a mask that depends on them has no such function."""
+        return self.leaf.key_intervals(self.swapped, grid)
 
     def transpose(self) -> Atom:
         """Return the atom with queries and keys exchanged."""

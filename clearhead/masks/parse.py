@@ -8,7 +8,8 @@ than `&`, `&` tighter than `|`, as in Python:
     both    = item ("&" item)*
     item    = "~"* primary ".T"*
     primary = name "(" arguments ")" | "(" either ")"
-"""
+
+An argument is an integer, the name of a tensor, a tuple of integers, or a mask (of `axis`)."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from clearhead._core.validation import did_you_mean
 from clearhead.errors import ClearheadError, ParseError
 from clearhead.masks.base import MAX_DEPTH, Mask
 from clearhead.masks.data import DataMask, allow, documents, forbid, padding
+from clearhead.masks.grids import axis, clamped
 from clearhead.masks.operators import And, Not, Or, Transposed, join, wrap
 from clearhead.masks.structural import blocks, causal, dilated, every, full, prefix, scattered, window
 
@@ -34,12 +36,13 @@ TOKEN = re.compile(
 )
 """The next token of any text. It matches at every position, so that no character is scanned twice."""
 
-_NUMBERS = (full, causal, window, every, dilated, prefix, blocks, scattered)  # with integer arguments
+_NUMBERS = (full, causal, window, clamped, every, dilated, prefix, blocks, scattered)  # with integer arguments
+_NESTED = (axis,)  # with masks as arguments
 _DATA = (padding, documents, allow, forbid)  # with names of tensors as arguments
 _CONSTRUCTORS: dict[str, Callable[..., Mask]] = {
-    constructor.__name__: constructor for constructor in (*_NUMBERS, *_DATA)
+    constructor.__name__: constructor for constructor in (*_NUMBERS, *_NESTED, *_DATA)
 }
-STRUCTURAL_NAMES = frozenset([constructor.__name__ for constructor in _NUMBERS])
+STRUCTURAL_NAMES = frozenset([constructor.__name__ for constructor in (*_NUMBERS, *_NESTED)])
 """Names of the masks without tensors, which `Mask.to_text` writes and `parse` reads."""
 _PARAMETERS = {name: inspect.signature(constructor).parameters for name, constructor in _CONSTRUCTORS.items()}
 _REQUIRED = {
@@ -140,13 +143,11 @@ class _Parser:
     def _primary(self, depth: int) -> Mask:
         token = self._next()
         if token.kind == "name":
-            return self._call(token)
+            return self._call(token, depth)
         if token.text != "(":
             problem = "the text ends" if token.kind == "end" else f"got {token.text!r}"
             self._fail(f"expected a mask such as causal(), but {problem}", token.column)
-        if depth == MAX_DEPTH:
-            self._fail(f"parentheses nest more than {MAX_DEPTH} deep", token.column)
-        mask = self._either(depth + 1)
+        mask = self._inner(token, depth)
         after = self._next()
         if after.kind == "end":
             self._fail("this parenthesis is never closed", token.column)
@@ -154,9 +155,15 @@ class _Parser:
             self._fail(f"expected &, | or .T before {after.text!r}", after.column)
         return mask
 
+    def _inner(self, token: _Token, depth: int) -> Mask:
+        """Return the expression inside a parenthesis."""
+        if depth == MAX_DEPTH:
+            self._fail(f"parentheses nest more than {MAX_DEPTH} deep", token.column)
+        return self._either(depth + 1)
+
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _call(self, name: _Token) -> Mask:
+    def _call(self, name: _Token, depth: int) -> Mask:
         owner = name.text
         if owner not in _CONSTRUCTORS:
             self._fail(f"unknown mask {_short_repr(owner)}; {did_you_mean(owner, _CONSTRUCTORS)}", name.column)
@@ -169,7 +176,7 @@ class _Parser:
                 self._fail(f"expected , or ) in the arguments of {owner}")
             parameter, token = self._argument(owner, arguments)
             arguments[parameter] = token
-            values[parameter] = self._value(owner, parameter, token)
+            values[parameter] = self._value(owner, parameter, token, depth)
         missing = [word for word in _REQUIRED[owner] if word not in arguments]
         if missing:
             self._fail(f"{owner} needs {' and '.join(missing)}: {_usage(owner)}", name.column)
@@ -201,14 +208,15 @@ class _Parser:
             self._fail(f"{parameter} is repeated", token.column)
         return parameter, value
 
-    def _value(self, owner: str, parameter: str, token: _Token) -> object:
-        if _CONSTRUCTORS[owner] in _NUMBERS:
-            if token.kind != "number":
-                self._fail(f"expected an integer for {parameter}: {_usage(owner)}", token.column)
-            digits = token.text.replace("_", "")
-            if len(digits) > 12:
-                self._fail(f"{digits[:12]}… is too large for {parameter}", token.column)
-            return int(digits)
+    def _value(self, owner: str, parameter: str, token: _Token, depth: int) -> object:
+        kind = str(_PARAMETERS[owner][parameter].annotation)
+        if kind == "Mask":
+            self.index -= 1  # an expression begins with this token
+            return self._inner(token, depth)
+        if kind.startswith("Sequence"):
+            return self._sizes(owner, parameter, token)
+        if "Tensor" not in kind:
+            return self._integer(owner, parameter, token)
         if token.kind == "number" and parameter == "lengths":
             return [int(token.text.replace("_", "")[:12])]  # a batch of one
         if token.kind != "name":
@@ -218,6 +226,27 @@ class _Parser:
             advice = f"pass it with parse(text, {token.text[:40]}=…)"
             self._fail(f"no tensor named {_short_repr(token.text)}{near}: {advice}", token.column)
         return self.data[token.text]
+
+    def _integer(self, owner: str, parameter: str, token: _Token) -> int:
+        if token.kind != "number":
+            self._fail(f"expected an integer for {parameter}: {_usage(owner)}", token.column)
+        digits = token.text.replace("_", "")
+        if len(digits) > 12:
+            self._fail(f"{digits[:12]}… is too large for {parameter}", token.column)
+        return int(digits)
+
+    def _sizes(self, owner: str, parameter: str, token: _Token) -> tuple[int, ...]:
+        """Return the integers of a tuple such as (64, 64)."""
+        if token.text != "(":
+            self._fail(f"expected sizes such as (64, 64) for {parameter}: {_usage(owner)}", token.column)
+        sizes: list[int] = []
+        while not self._skip(")"):
+            if sizes and not self._skip(","):
+                self._fail(f"expected , or ) in the sizes of {parameter}")
+            if self._skip(")"):
+                break
+            sizes.append(self._integer(owner, parameter, self._next()))
+        return tuple(sizes)
 
     # -- errors -------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Full(Leaf):
     def classify(self, region: Region) -> bool | None:
         return True
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         return lambda p: KeyInterval(0, UNBOUNDED)
 
     def pair_interval(self) -> PairInterval | None:
@@ -49,7 +49,7 @@ class Causal(Leaf):
     def classify(self, region: Region) -> bool | None:
         return _decide(region.min_distance >= 0, region.max_distance < 0)
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         return (lambda p: KeyInterval(p, UNBOUNDED)) if swapped else (lambda p: KeyInterval(0, p + 1))
 
     def pair_interval(self) -> PairInterval | None:
@@ -75,7 +75,7 @@ class Window(Leaf):
     def symmetric(self) -> bool:
         return self.before == self.after
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         before, after = (self.after, self.before) if swapped else (self.before, self.after)
         return lambda p: KeyInterval(p - before, p + (after + 1))
 
@@ -102,7 +102,7 @@ class Every(Leaf):
         is_single = region.first_key == region.last_key  # and it is a selected key, by the check above
         return _decide(is_single or (self.step == 1 and region.first_key >= self.start), False)
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         if swapped:
             return lambda p: _all_or_none((p >= self.start) & ((p - self.start) % self.step == 0))
         return lambda p: KeyInterval(self.start, UNBOUNDED, self.step, self.start % self.step)
@@ -134,7 +134,7 @@ class Dilated(Leaf):
             return False
         return _decide(self.step == 1 or region.min_distance == region.max_distance, False)
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         return lambda p: KeyInterval(0, UNBOUNDED, self.step, p % self.step)
 
     def pair_interval(self) -> PairInterval | None:
@@ -154,7 +154,7 @@ class Prefix(Leaf):
     def classify(self, region: Region) -> bool | None:
         return _decide(region.last_key < self.n, region.first_key >= self.n)
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         return (lambda p: _all_or_none(p < self.n)) if swapped else (lambda p: KeyInterval(0, self.n))
 
     def pair_interval(self) -> PairInterval | None:
@@ -179,7 +179,7 @@ class Blocks(Leaf):
         far = region.min_distance >= self.size or region.max_distance <= -self.size
         return _decide(same_block or region.min_distance == region.max_distance == 0, different_blocks or far)
 
-    def key_intervals(self, swapped: bool) -> KeyIntervalFunction | None:
+    def key_intervals(self, swapped: bool, grid: PairGrid | None = None) -> KeyIntervalFunction | None:
         def keys(p: Tensor) -> KeyInterval:
             start = p // self.size * self.size
             return KeyInterval(start, start + self.size)

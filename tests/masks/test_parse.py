@@ -14,8 +14,10 @@ from clearhead.errors import MaskError, ParseError
 from clearhead.masks import (
     Leaf,
     allow,
+    axis,
     blocks,
     causal,
+    clamped,
     dilated,
     documents,
     every,
@@ -72,7 +74,8 @@ def test_to_text_of_mask_with_tensors_raises(mask):
 @given(masks)
 def test_parse_matches_python_evaluation(mask):
     # Python's own precedence is the oracle: the notation is Python's.
-    names = {f.__name__: f for f in (full, causal, window, every, dilated, prefix, blocks, scattered)}
+    constructors = (full, causal, window, clamped, every, dilated, prefix, blocks, scattered, axis)
+    names = {f.__name__: f for f in constructors}
     assert eval(str(mask), {"__builtins__": {}}, names) == mask
 
 
@@ -85,7 +88,7 @@ def test_str_has_no_redundant_parentheses(mask):
             opened.append(index)
         elif character == ")":
             start = opened.pop()
-            if start == 0 or not text[start - 1].isalpha():  # not the parenthesis of a call
+            if start == 0 or not (text[start - 1].isalpha() or text[start - 1] == "="):  # not of a call or a tuple
                 without = text[:start] + text[start + 1 : index] + text[index + 1 :]
                 assert parse(without) != mask
 

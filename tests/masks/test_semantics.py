@@ -28,7 +28,7 @@ from clearhead.masks import (
 from tests.support.mask_strategies import masks as any_masks
 from tests.support.mask_strategies import plain_masks, sizes, table
 
-NAMES = "full causal window every dilated prefix blocks scattered padding documents allow forbid"
+NAMES = "full causal window clamped axis every dilated prefix blocks scattered padding documents allow forbid"
 
 
 @given(plain_masks, sizes)

@@ -6,14 +6,13 @@ pattern relative to their first row share one row mask."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 from operator import and_, invert, or_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.attention.sparse.block_index import BlockIndex, expand_ranges, length_groups, pack_bits, ragged_positions
+from clearhead.attention.sparse.block_index import BlockIndex, expand_ranges, length_groups, pack_bits
 from clearhead.attention.sparse.intervals import (
     MAX_PROGRESSIONS,
     IntervalPartition,
@@ -25,11 +24,11 @@ from clearhead.attention.sparse.intervals import (
     partition_columns,
     row_intervals,
 )
-from clearhead.masks import Atom, Blocks, Every, fold
+from clearhead.attention.sparse.pair_tests import PAIRS_AT_ONCE, build_from_patches, build_from_tests
+from clearhead.masks import Atom, Axis, Blocks, Every, Leaf, fold
 from clearhead.masks.regions import KeyInterval
 
 _MAX_RANGES = 12
-_PAIRS_AT_ONCE = 1 << 24
 
 
 def build(row_blocks: RowBlocks, device: torch.device) -> BlockIndex:
@@ -38,8 +37,10 @@ def build(row_blocks: RowBlocks, device: torch.device) -> BlockIndex:
     index = None if intervals is None else _build_from_intervals(row_blocks, intervals)
     if index is not None:
         return index
+    if row_blocks.patch:
+        return build_from_patches(row_blocks, device)
     indices = None if row_blocks.indices is None else row_blocks.indices.to(device)
-    return _build_from_tests(replace(row_blocks, rows=row_blocks.rows.to(device), indices=indices))
+    return build_from_tests(replace(row_blocks, rows=row_blocks.rows.to(device), indices=indices))
 
 
 def _build_from_intervals(row_blocks: RowBlocks, intervals: Intervals) -> BlockIndex | None:
@@ -163,7 +164,7 @@ def _build_row_mask(
     groups = []
     order = lengths[representatives].sort(descending=True, stable=True).indices
     sizes = [n for n in lengths[representatives][order].tolist() if n]  # of the non-empty lists
-    for first, end in length_groups(sizes, row_blocks.rows.shape[1], pairs=_PAIRS_AT_ONCE, share=0.5):
+    for first, end in length_groups(sizes, row_blocks.rows.shape[1], pairs=PAIRS_AT_ONCE, share=0.5):
         members = order[first:end]
         group_blocks = representatives[members]
         exact = row_intervals(row_blocks, group_blocks)
@@ -226,6 +227,8 @@ def _signature(
             phases.append(anchor % leaf.size)
         elif isinstance(leaf, Every) and not swapped:
             phases.append(anchor % leaf.step)
+        elif isinstance(leaf, Axis) and isinstance(leaf.mask, Leaf) and leaf.mask.by_distance:
+            phases.append(anchor % leaf.grid.slab)
         elif not leaf.by_distance:
             phases.append(_unique_if_rows_differ(interval, len(anchor), anchor.device))
     low, high = partition.edges[:, :-1], partition.edges[:, 1:]
@@ -339,71 +342,3 @@ def _row_bounds(group: _Group, skipped_residue: tuple[int, int]) -> Tensor | Non
     if bool(((pair_mask * width).sum(2, dtype=torch.int32) != high - low).any()):
         return None
     return torch.stack([low, high], -1)
-
-
-# -- masks without column intervals -----------------------------------------------------------------------------------
-
-
-def _build_from_tests(row_blocks: RowBlocks) -> BlockIndex:
-    """Return the index from testing every pair, a few blocks at a time; columns that no row sees are dropped."""
-    M = row_blocks.rows.shape[1]
-    S = row_blocks.stop - row_blocks.first
-    blocks_at_once = max(1, _PAIRS_AT_ONCE // max(1, M * S * row_blocks.batch))
-    counts: list[Tensor] = []
-    # For each batch element, per block: its columns (full, then partial), and (columns, M) who sees the partial ones.
-    columns: list[list[Tensor]] = [[] for _ in range(row_blocks.batch)]
-    visible: list[list[Tensor]] = [[] for _ in range(row_blocks.batch)]
-    row_chunks = row_blocks.padded_rows.split(blocks_at_once)
-    valid_chunks = row_blocks.valid[..., None].split(blocks_at_once)
-    for rows, valid in zip(row_chunks, valid_chunks, strict=True):
-        pair_mask = _test_blocks(row_blocks, rows) & valid  # (batch, n, M, S)
-        seen_by_all = (pair_mask | ~valid).all(2) & pair_mask.any(2)
-        seen_by_some = pair_mask.any(2) & ~seen_by_all
-        counts.append(torch.stack([seen_by_all.sum(-1), seen_by_some.sum(-1)]))  # (2, batch, n)
-        for b in range(row_blocks.batch):
-            columns[b].append(torch.stack([seen_by_all[b], seen_by_some[b]], 1).nonzero()[:, 2].to(torch.int32))
-            visible[b].append(pair_mask[b].transpose(1, 2)[seen_by_some[b]])
-    n_full, n_partial = torch.cat(counts, 2).flatten(1)  # (batch · N,) each
-    total = n_full + n_partial
-    begins = total.cumsum(0) - total
-    partial_visible = torch.cat([*chain.from_iterable(visible)])
-    bounds, bits = _ragged_row_bounds(partial_visible, n_partial), None
-    starts = torch.arange(len(total), device=total.device) * M
-    if bounds is None:
-        bits, starts = pack_bits(partial_visible, n_partial)
-    ranges = torch.stack([begins, torch.ones_like(begins), total], 1)[:, None]
-    column_ids = torch.cat([*chain.from_iterable(columns)])
-    return BlockIndex.of(
-        row_blocks,
-        n_full,
-        n_partial,
-        ranges,
-        row_mask_start=starts,
-        row_bounds=bounds,
-        row_bits=bits,
-        column_ids=column_ids,
-    )
-
-
-def _test_blocks(row_blocks: RowBlocks, rows: Tensor) -> Tensor:
-    """Return (batch, n, M, S): whether rows (n, M) see each column."""
-    flat = rows.reshape(-1, 1)
-    columns = torch.arange(row_blocks.first, row_blocks.stop, device=rows.device)[None]
-    p, j = (columns, flat) if row_blocks.by_key else (flat, columns)
-    pair_mask = row_blocks.mask.test(p, j, row_blocks.grid)
-    pair_mask = pair_mask.broadcast_to((*row_blocks.mask.batch_shape, flat.shape[0], columns.shape[1]))
-    return pair_mask.reshape(row_blocks.batch, *rows.shape, columns.shape[1])
-
-
-def _ragged_row_bounds(visible: Tensor, lengths: Tensor) -> Tensor | None:
-    """Return (blocks · M, 2) the interval of its block's partial columns each row sees; None if one has gaps."""
-    list_of, position = ragged_positions(lengths)
-    is_joined = visible[1:] & visible[:-1] & (position[1:] > 0)[:, None]  # both neighbors are visible
-    inner = torch.nn.functional.pad(is_joined, (0, 0, 1, 1))
-    bounds = torch.zeros(len(lengths), visible.shape[1], 2, dtype=torch.int32, device=visible.device)
-    # The positions where a row begins to see columns, and those where it ends.
-    for side, joined in enumerate((inner[:-1], inner[1:])):
-        element, row = (visible & ~joined).nonzero(as_tuple=True)
-        bounds[list_of[element], row, side] = position[element].int() + side
-    has_no_gaps = len(element) == int((bounds[..., 1] > 0).sum())  # each row that sees something has one interval
-    return bounds.reshape(-1, 2) if has_no_gaps else None

@@ -44,7 +44,8 @@ class RowBlocks:
         grid: Sizes of the full mask.
         n_rows: Number of rows of the mask, in these blocks or not.
         by_key: Rows are keys and columns are queries.
-        indices: (N, M) row indices, −1 for padding; None: the blocks are rows 0, 1, 2, … in order."""
+        indices: (N, M) row indices, −1 for padding; None: the blocks are rows 0, 1, 2, … in order.
+        patch: Sides of the patch of a grid whose rows each block contains; () if blocks are not patches."""
 
     mask: Mask
     rows: Tensor
@@ -54,6 +55,7 @@ class RowBlocks:
     n_rows: int
     by_key: bool
     indices: Tensor | None
+    patch: tuple[int, ...] = ()
 
     @cached_property
     def valid(self) -> Tensor:
@@ -73,7 +75,8 @@ class RowBlocks:
     @cached_property
     def column_functions(self) -> dict[Atom, KeyIntervalFunction | None]:
         """For each leaf, the function from rows to their interval of columns; None if it has another form."""
-        return {atom: atom.key_intervals() for atom in leaves(self.mask, swapped=self.by_key)}
+        grid = self.grid.transpose() if self.by_key else self.grid
+        return {atom: atom.key_intervals(grid) for atom in leaves(self.mask, swapped=self.by_key)}
 
     @cached_property
     def batch(self) -> int:

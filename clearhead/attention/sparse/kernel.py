@@ -295,7 +295,7 @@ def plan_for(inputs: AttentionInputs) -> Plan:
     """Return the plan of a validated call."""
     q, mask = inputs.q, Full() if inputs.mask is None else inputs.mask
     T, S = q.shape[-2], inputs.k.shape[-2]
-    if q.is_cuda and T == S and mask.is_structural and not mask.depends_on_length:
+    if q.is_cuda and T == S and mask.is_structural and not (mask.depends_on_length or mask.constrains_sizes):
         T = S = planned_length(T)  # the kernels ignore rows and columns beyond the length of the call
     return plan_checked(mask, T, S, inputs.query_offset, q.device, blocking_for(inputs))
 

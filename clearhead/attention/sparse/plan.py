@@ -320,7 +320,8 @@ def _build_plan(mask: Mask, T: int, S: int, query_offset: int, device: torch.dev
     if not is_empty and not has_dense_causal and blocking.min_dense_columns is not None:
         dense_mask, remainder = extract_disjuncts(mask, lambda part: part.is_structural and not part.depends_on_query)
         if dense_mask is not None:
-            row = dense_mask.dense(1, S, query_offset=query_offset, device=device).reshape(S)
+            p, j = torch.full((1,), query_offset, device=device), torch.arange(S, device=device)
+            row = dense_mask.test(p, j, PairGrid(S, query_offset)).expand(S)
             visible = row.nonzero().flatten()
             if len(visible) >= blocking.min_dense_columns:
                 columns, sparse_mask = visible, remainder

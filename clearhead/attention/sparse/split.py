@@ -16,6 +16,13 @@ import torch
 
 from clearhead.attention.sparse.block_index import RandomPairs
 from clearhead.attention.sparse.intervals import RowBlocks
+from clearhead.attention.sparse.patches import (
+    are_disjoint,
+    grid_conditions,
+    needs_patches,
+    patch_numbers,
+    patch_shape,
+)
 from clearhead.masks import Dilated, Every, Leaf, Mask, Or, Scattered, fold, leaves
 from clearhead.masks.regions import PairGrid
 
@@ -54,7 +61,21 @@ def split(mask: Mask, n_rows: int) -> list[MaskPiece | RandomPairs]:
         elif isinstance(leaf, Dilated):
             pieces.append(MaskPiece(leaf if condition is None else leaf & condition, leaf.step))
         remainder = without
-    return pieces if remainder is None else [MaskPiece(remainder), *pieces]
+    return pieces if remainder is None else [*_split_grids(remainder), *pieces]
+
+
+def _split_grids(mask: Mask) -> list[MaskPiece]:
+    """Return disjoint pieces of a union, such that each disjunct on a grid is one, because it has separate patches."""
+    parts = mask.parts if isinstance(mask, Or) else (mask,)
+    on_grid = [part for part in parts if needs_patches(part) and grid_conditions(part) is not None]
+    if len(parts) == 1 or not on_grid:
+        return [MaskPiece(mask)]
+    others = [part for part in parts if part not in on_grid]
+    pieces = [reduce(operator.or_, others)] if others else []
+    for part in on_grid:
+        overlapping = [piece for piece in pieces if not are_disjoint(part, piece)]
+        pieces.append(reduce(operator.and_, [part, *[~piece for piece in overlapping]]))
+    return [MaskPiece(piece) for piece in pieces]
 
 
 def _deserves_own_piece(leaf: Leaf, mask: Mask, n_rows: int) -> bool:
@@ -112,6 +133,13 @@ def make_row_blocks(piece: MaskPiece, T: int, grid: PairGrid, M: int, by_key: bo
     index = torch.arange(n_rows, device=device)
     position = index + first
     kind = position % piece.step if piece.step > 1 else torch.zeros_like(index)
+    patch: tuple[int, ...] = ()
+    conditions = grid_conditions(piece.mask) if needs_patches(piece.mask) else None
+    if conditions is not None:
+        n_positions = max(first + n_rows, start + n_columns)
+        patch = patch_shape(conditions, grid, n_positions, M, by_key) or ()
+        if patch:
+            kind = patch_numbers(conditions.grid, patch, position, n_positions)
     for leaf, swapped in leaves(piece.mask, swapped=by_key):
         if isinstance(leaf, Every) and swapped and leaf.step > 1 and n_rows >= MIN_SELECTED_ROWS * leaf.step:
             is_selected = (position >= leaf.start) & ((position - leaf.start) % leaf.step == 0)
@@ -129,4 +157,4 @@ def make_row_blocks(piece: MaskPiece, T: int, grid: PairGrid, M: int, by_key: bo
         indices = indices.reshape(-1, M)
     rows = torch.where(indices >= 0, indices + first, -1)
     row_indices = None if is_in_order else indices
-    return RowBlocks(piece.mask, rows, start, start + n_columns, grid, n_rows, by_key, row_indices)
+    return RowBlocks(piece.mask, rows, start, start + n_columns, grid, n_rows, by_key, row_indices, patch)

@@ -2,8 +2,10 @@ import torch
 from clearhead import masks
 from clearhead.masks import (
     allow,
+    axis,
     blocks,
     causal,
+    clamped,
     dilated,
     documents,
     every,
@@ -32,6 +34,9 @@ documents(torch.tensor([[0, 0, 1, 1, 1]])).count(5)  # → 13
 
 blocks(2).count(4)  # → 8
 
+# Neighborhood attention on an image of 8 × 8 patches: each sees a square of 3 × 3.
+(axis(clamped(1, 1), 0, grid=(8, 8)) & axis(clamped(1, 1), 1, grid=(8, 8))).count(64)  # → 576
+
 scattered(per_row=2, seed=7).count(10)  # → 20
 
 allow(torch.eye(3, dtype=torch.bool)).count(3)  # → 3
@@ -51,6 +56,10 @@ kinds = (masks.Mask, masks.Leaf, masks.Atom, masks.And, masks.Or, masks.Not, mas
 isinstance(causal() & full().T, masks.Mask)  # → True
 
 (masks.Full(), masks.Causal(), masks.Window(1, 1), masks.Every(2, 0), masks.Dilated(2), masks.Prefix(2), masks.Blocks(2))
+
+(masks.Clamped(1, 1), axis(causal(), 0, (-1, 4)).grid == masks.Grid((-1, 4)))  # → (clamped(1, 1), True)
+
+isinstance(axis(causal(), 0, (-1, 4)), masks.Axis)  # → True
 
 (masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Forbid)
 
