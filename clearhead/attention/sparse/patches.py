@@ -187,10 +187,10 @@ def list_boxes(
     columns = position_of(conditions.grid, coordinates)
     inside = (columns >= bounds[0]) & (columns < bounds[1])
     if not bool(inside.all()):  # the last rows of the grid are incomplete: their blocks have separate patterns
-        kept = torch.bincount(list_of[inside], minlength=len(lengths))
+        n_inside = torch.bincount(list_of[inside], minlength=len(lengths))
         unique = torch.arange(len(lengths)) + int(pattern.max()) + 1
-        pattern = torch.where(kept == lengths, pattern, unique)
-        columns, full, list_of, lengths = columns[inside], full[inside], list_of[inside], kept
+        pattern = torch.where(n_inside == lengths, pattern, unique)
+        columns, full, list_of, lengths = columns[inside], full[inside], list_of[inside], n_inside
     order = (list_of * 2 + ~full).argsort(stable=True)
     return Boxes(columns[order], full[order], lengths, pattern)
 
