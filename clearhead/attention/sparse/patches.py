@@ -100,18 +100,22 @@ def extent(grid: Grid, dim: int, positions: int) -> int:
 
 
 def patch_shape(conditions: GridConditions, pairs: PairGrid, rows: int, M: int, by_key: bool) -> tuple[int, ...] | None:
-    """Return the sides of a patch of at most M rows whose rows together see the fewest columns.
+    """Return the sides of a patch of at most M rows whose rows together attend to the fewest columns.
 
     The sides are powers of two. Returns None if a dimension is too large to be tabulated."""
     if extent(conditions.grid, 0, rows) > _MAX_COORDINATES:
         return None
-    seen = []  # per dimension, for each exponent of the side, the number of columns of all slices
+    column_counts = []  # per dimension, for each exponent of the side, the number of columns of all slices
     for table in conditions.tables(pairs, rows, by_key):
         exponents = range(min(M.bit_length() - 1, (len(table) - 1).bit_length()) + 1)
-        seen.append([int(any_in_slices(table, 1 << exponent).sum()) for exponent in exponents])
+        column_counts.append([int(any_in_slices(table, 1 << exponent).sum()) for exponent in exponents])
     best = min(
-        (shape for shape in itertools.product(*[range(len(costs)) for costs in seen]) if sum(shape) < M.bit_length()),
-        key=lambda shape: math.prod([costs[exponent] for costs, exponent in zip(seen, shape, strict=True)]),
+        (
+            shape
+            for shape in itertools.product(*[range(len(costs)) for costs in column_counts])
+            if sum(shape) < M.bit_length()
+        ),
+        key=lambda shape: math.prod([costs[exponent] for costs, exponent in zip(column_counts, shape, strict=True)]),
     )
     return tuple([1 << exponent for exponent in best])
 
@@ -164,11 +168,11 @@ def list_boxes(
         bounds: First and stop position of the columns."""
     slices, counts, lists, all_in, patterns = [], [], [], [], []
     for dim, (side, table) in enumerate(zip(patch, tables, strict=True)):
-        seen = any_in_slices(table, side)
-        count = seen.sum(1)
+        visible = any_in_slices(table, side)
+        count = visible.sum(1)
         slices.append(conditions.grid.coordinate(first_rows, dim) // side)
         counts.append(count)
-        lists.append((~seen).byte().argsort(dim=1, stable=True)[:, : max(int(count.max()), 1)])
+        lists.append((~visible).byte().argsort(dim=1, stable=True)[:, : max(int(count.max()), 1)])
         all_in.append(~any_in_slices(~table, side))
         patterns.append(_patterns(table, side, lists[-1], count))
     sizes = [count[index] for count, index in zip(counts, slices, strict=True)]
@@ -209,8 +213,8 @@ def position_of(grid: Grid, coordinates: list[Tensor]) -> Tensor:
 def _patterns(table: Tensor, side: int, columns: Tensor, count: Tensor) -> Tensor:
     """Return a number per slice of a dimension, equal if its rows see the same places of its list."""
     rows = torch.arange(columns.shape[0])[:, None] * side + torch.arange(side)
-    seen = table[rows.clamp(max=len(table) - 1)[:, :, None], columns[:, None, :]].byte()
-    seen = torch.where((rows < len(table))[:, :, None], seen, 2)
-    seen = torch.where((torch.arange(columns.shape[1]) < count[:, None])[:, None, :], seen, 3)
-    numbers: Tensor = seen.flatten(1).unique(dim=0, return_inverse=True)[1]
+    visible = table[rows.clamp(max=len(table) - 1)[:, :, None], columns[:, None, :]].byte()
+    visible = torch.where((rows < len(table))[:, :, None], visible, 2)
+    visible = torch.where((torch.arange(columns.shape[1]) < count[:, None])[:, None, :], visible, 3)
+    numbers: Tensor = visible.flatten(1).unique(dim=0, return_inverse=True)[1]
     return numbers
