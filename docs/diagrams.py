@@ -2,7 +2,7 @@
 
     from diagrams import heads, key_value_cache
 
-Each function returns a value that a notebook displays. Sizes are in pixels; (x, y) is the upper left corner of a box.
+Each function returns a value that a notebook displays. Sizes are in pixels; (x, y) is an upper left corner.
 """
 
 from __future__ import annotations
@@ -112,6 +112,27 @@ def heads(n_heads: int = 3) -> HTMLOutput:
     drawing.box(475, middle - 40, 60, 80, "join\n(T, H·D)")
     drawing.arrow((535, middle), (560, middle))
     drawing.box(560, middle - 40, 72, 80, "W_O\n(T, M)", PURPLE)
+    return drawing.html()
+
+
+def grouped_heads(n_heads: int = 8, n_shared: Sequence[int] = (8, 2, 1)) -> HTMLOutput:
+    """Draw which key/value head each query head reads, for several numbers of key/value heads."""
+    names = {n_heads: "multi-head", 1: "multi-query"}
+    drawing = Drawing(640, 100 * len(n_shared) + 5, "query heads that share key/value heads")
+    pitch, x0 = 56, 190
+    for row, n_kv_heads in enumerate(n_shared):
+        y = 8 + 100 * row
+        drawing.text(10, y + 34, names.get(n_kv_heads, "grouped-query"), "start")
+        drawing.text(10, y + 52, f"H = {n_heads}, K = {n_kv_heads}", "start")
+        group = n_heads // n_kv_heads
+        for h in range(n_heads):
+            x = x0 + pitch * h
+            shared_x = x0 + pitch * (h // group * group + (group - 1) / 2)
+            drawing.box(x, y, 48, 26, f"q{h}", RED)
+            drawing.line((x + 24, y + 26), (shared_x + 24, y + 58))
+        for g in range(n_kv_heads):
+            x = x0 + pitch * (g * group + (group - 1) / 2)
+            drawing.box(x, y + 58, 48, 26, f"k{g} v{g}", GREEN)
     return drawing.html()
 
 

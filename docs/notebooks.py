@@ -9,7 +9,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 NOTEBOOKS_FOLDER = "notebooks"
-MODULES = ("plotting.py", "diagrams.py")
+MODULES = ("plotting.py", "diagrams.py", "tiny_models.py")
 FOLDERS = ("results", "sounds", "book", "examples")  # in docs/ or in the root of the checkout
 
 

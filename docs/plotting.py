@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 INK = "#010203"  # placeholder for the color of the page
+SIDE_WITH_VALUES = 30  # pixels of a square that shows its value
+SCALE_WIDTH = 160  # pixels
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
 
 
@@ -53,8 +55,9 @@ def matrices(digits: int = 2, **arrays: Any) -> Formula:
 
 def _name(name: str) -> str:
     stem, _, index = name.partition("_")
-    stem = rf"\mathbf{{{stem}}}" if len(stem) == 1 else rf"\mathrm{{{stem}}}"
-    return f"{stem}_{{{index}}}" if index else stem
+    if len(stem) > 1:
+        return rf"\text{{{name.replace('_', ' ')}}}"
+    return rf"\mathbf{{{stem}}}_{{{index}}}" if index else rf"\mathbf{{{stem}}}"
 
 
 def _matrix(value: Any, digits: int) -> str:
@@ -106,7 +109,7 @@ def heat(
     digits: int = 2,
     side: int | None = None,
 ) -> HTMLOutput:
-    """Return a matrix as colored squares, positive blue and negative red, with its values if they fit."""
+    """Return a matrix as colored squares, positive blue and negative red, with its values or a color scale."""
     grid = [[float(x) for x in row] for row in (values.tolist() if hasattr(values, "tolist") else values)]
     T, S = len(grid), len(grid[0])
     rows = [str(x) for x in (range(T) if rows is None else rows)]
@@ -116,7 +119,10 @@ def heat(
     is_rotated = 7 * longest > side
     margin_left, margin_top = 14 + 7 * max(map(len, rows)), 16 + 6 * longest if is_rotated else 22
     width = max(margin_left + S * side + (8 + 4 * longest if is_rotated else 8), margin_left + 7 * len(title))
-    height = margin_top + T * side + (24 if title else 4)
+    bottom = margin_top + T * side
+    has_scale = side < SIDE_WITH_VALUES
+    height = bottom + (24 if title else 4) + (40 if has_scale else 0)
+    width = max(width, margin_left + SCALE_WIDTH + 30) if has_scale else width
     parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="12" fill="currentColor">']
     parts += [f"<title>{escape(title)}</title>"] if title else []
     step = -(-18 // side)  # number of squares that a label needs
@@ -129,20 +135,42 @@ def heat(
         parts.append(f'<text x="{margin_left - 6}" y="{y}" text-anchor="end">{escape(rows[i])}</text>')
     parts += _squares(grid, margin_left, margin_top, side, digits)
     if title:
-        parts.append(f'<text x="{margin_left}" y="{height - 6}" font-style="italic">{escape(title)}</text>')
+        parts.append(f'<text x="{margin_left}" y="{bottom + 18}" font-style="italic">{escape(title)}</text>')
+    if has_scale:
+        parts += _color_scale(grid, margin_left, height - 34, digits)
     return HTMLOutput(f'<figure class="drawn">{"".join(parts)}</svg></figure>')
 
 
+def _color_scale(grid: list[list[float]], x: float, y: float, digits: int) -> Iterable[str]:
+    """Yield a bar with the colors of a matrix and the values at its ends and in its middle."""
+    top = _largest(grid)
+    low = -top if any(value < 0 for row in grid for value in row) else 0.0
+    n_squares, side = 20, SCALE_WIDTH / 20
+    for i in range(n_squares):
+        value = low + (top - low) * (i + 0.5) / n_squares
+        size = f'width="{side}" height="12"'
+        yield f'<rect x="{x + i * side}" y="{y}" {size} {_fill(value, top)}/>'
+    for share in (0.0, 0.5, 1.0):
+        text = f"{low + (top - low) * share:.{digits}f}".replace("-", "−")
+        yield f'<text x="{x + share * SCALE_WIDTH}" y="{y + 27}" text-anchor="middle">{text}</text>'
+
+
+def _largest(grid: list[list[float]]) -> float:
+    return max((abs(x) for row in grid for x in row if abs(x) < float("inf")), default=0) or 1
+
+
+def _fill(x: float, top: float) -> str:
+    share = 0.0 if x == float("-inf") else min(1.0, abs(x) / top)
+    return f'fill="{COLORS[x < 0]}" fill-opacity="{0.05 + 0.8 * share:.2f}"'
+
+
 def _squares(grid: list[list[float]], margin_left: int, margin_top: int, side: int, digits: int) -> Iterable[str]:
-    top = max((abs(x) for row in grid for x in row if abs(x) < float("inf")), default=0) or 1
+    top = _largest(grid)
     for i, row in enumerate(grid):
         for j, x in enumerate(row):
-            color, share = COLORS[x < 0], min(1.0, abs(x) / top)
-            if x == float("-inf"):
-                share = 0.0
             box = f'x="{margin_left + j * side}" y="{margin_top + i * side}" width="{side - 1}" height="{side - 1}"'
-            yield f'<rect {box} fill="{color}" fill-opacity="{0.05 + 0.8 * share:.2f}"/>'
-            if side >= 30:
+            yield f"<rect {box} {_fill(x, top)}/>"
+            if side >= SIDE_WITH_VALUES:
                 text = "−∞" if x == float("-inf") else f"{x:.{digits}f}".replace("-", "−")
                 position = f'x="{margin_left + (j + 0.5) * side}" y="{margin_top + i * side + side / 2 + 4}"'
                 yield f'<text {position} text-anchor="middle">{text}</text>'

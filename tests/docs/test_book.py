@@ -130,6 +130,7 @@ def test_diagrams_are_well_formed_and_use_the_color_of_the_page(monkeypatch):
     drawings = [
         diagrams.lookup(),
         diagrams.heads(),
+        diagrams.grouped_heads(),
         diagrams.block("pre"),
         diagrams.block("post"),
         diagrams.encoder_decoder(tokens, tokens, tokens),
@@ -174,6 +175,36 @@ def test_plotting_helpers_return_html(monkeypatch):
         show.run("clearhead mask 'causal()' --n 3", lines=4)
     assert out.getvalue().splitlines()[0] == "$ clearhead mask 'causal()' --n 3"
     assert out.getvalue().splitlines()[-1].startswith("… ")
+
+
+def test_heat_with_small_squares_shows_a_color_scale(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    show = importlib.import_module("plotting")
+    from xml.etree import ElementTree
+
+    def texts(values, side):
+        grid = ElementTree.fromstring(show.heat(values, side=side)._repr_html_())
+        return [text.text for text in grid.iter("text")]
+
+    assert texts([[2.0, 1.0]], 12)[-3:] == ["0.00", "1.00", "2.00"]
+    assert texts([[2.0, -1.0]], 12)[-3:] == ["−2.00", "0.00", "2.00"]
+    assert texts([[2.0, 1.0]], 40)[-2:] == ["2.00", "1.00"]
+
+
+def test_downloaded_notebooks_contain_the_modules_and_files_that_pages_read(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    notebooks = importlib.import_module("notebooks")
+    modules, folders = set(), set()
+    for page in pages():
+        for node in ast.walk(ast.parse("\n".join(page.cells))):
+            if isinstance(node, ast.Import):
+                modules |= {name.name for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules.add(node.module)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "resource":
+                folders.add(ast.literal_eval(node.args[0]).partition("/")[0])
+    assert {f"{name}.py" for name in modules if (DOCS / f"{name}.py").exists()} <= set(notebooks.MODULES)
+    assert folders <= set(notebooks.FOLDERS)
 
 
 def test_extensions_of_the_site_are_declared_in_the_docs_extra():
