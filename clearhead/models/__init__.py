@@ -48,6 +48,7 @@ from clearhead.models.vision import (
     VisionConfig,
     VisionTransformer,
 )
+from clearhead.models.waveform import WaveformEncoder, WaveformEncoderConfig
 
 __all__ = [
     "PRESETS",
@@ -83,6 +84,8 @@ __all__ = [
     "StreamingSpec",
     "VisionConfig",
     "VisionTransformer",
+    "WaveformEncoder",
+    "WaveformEncoderConfig",
     "bert_base",
     "gpt2",
     "gpt2_large",

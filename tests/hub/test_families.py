@@ -116,7 +116,7 @@ def test_padded_batch_matches_the_reference(peer, saved):
     reference, folder = saved
     model = checkpoint.load_third_party(folder)
     if not hasattr(model.config, "vocab_size"):
-        pytest.skip("takes images of one size, or texts that end with an id")
+        pytest.skip("takes images of one size, audio, or texts that end with an id")
     inputs = peer.example()
     lengths = [torch.tensor([ids.shape[1], 5]) for ids in inputs]
     is_token = tuple(torch.arange(ids.shape[1]) < n[:, None] for ids, n in zip(inputs, lengths, strict=True))

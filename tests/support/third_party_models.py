@@ -5,6 +5,7 @@ Sizes are distinct primes if the family allows it.
 
 from __future__ import annotations
 
+from tests.support.audio_models import AUDIO
 from tests.support.decoder_models import DECODERS, LLAMA
 from tests.support.encoder_models import BERT, CLASSES, ENCODERS, MASKED, POOLED, ROBERTA, TOKEN_CLASSES, TOKENS
 from tests.support.reference_models import (
@@ -346,5 +347,6 @@ PEERS: dict[str, Peer] = {
         "vit_base_patch16_224", "", TIMM | {"global_pool": "avg", "class_token": False, "fc_norm": False}, images
     ),
     **ENCODERS,
+    **AUDIO,
     **DECODERS,
 }

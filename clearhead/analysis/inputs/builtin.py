@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -155,6 +156,13 @@ def _values(model: Any) -> ModuleSpec:
     )
 
 
+def _waveform(model: models.WaveformEncoder) -> ModuleSpec:
+    """Return the spec of waveforms of eight encoder frames: other lengths are other inputs, not prefixes."""
+    stem = model.embedding
+    hop = math.prod(model.config.conv_strides)
+    return ModuleSpec(model, inputs=Values((stem.min_samples + 7 * hop,)))
+
+
 def _attention(model: MultiHeadAttention) -> ModuleSpec:
     return ModuleSpec(
         model, inputs=Embeddings(model.q_proj.in_features), run=_run_masked, mask=full(), layers=1,
@@ -172,6 +180,7 @@ _SPECS: dict[type, Callable[[Any], ModuleSpec | None]] = {
     models.EncoderDecoder: _encoder_decoder,
     models.VisionTransformer: _values,
     models.CTCEncoder: _speech,
+    models.WaveformEncoder: _waveform,
     models.DualEncoder: _dual,
     models.ConvNet: _values,
     models.Recurrent: _recurrent,

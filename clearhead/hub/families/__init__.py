@@ -6,6 +6,7 @@ A model is exported as the first family that can express it.
 from __future__ import annotations
 
 from clearhead.errors import DtypeError, StorageError
+from clearhead.hub.families.audio import AUDIO
 from clearhead.hub.families.decoders import DECODERS
 from clearhead.hub.families.dense import DENSE
 from clearhead.hub.families.dual_encoders import DUAL_ENCODERS
@@ -15,7 +16,7 @@ from clearhead.hub.families.experts import EXPERTS
 from clearhead.hub.families.vision import VISION
 from clearhead.hub.family import Family
 
-_ALL = (*DECODERS, *DENSE, *EXPERTS, *ENCODERS, *ENCODER_DECODERS, *VISION, *DUAL_ENCODERS)
+_ALL = (*DECODERS, *DENSE, *EXPERTS, *ENCODERS, *ENCODER_DECODERS, *VISION, *DUAL_ENCODERS, *AUDIO)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
 

@@ -70,3 +70,6 @@ pair = models.DualEncoderConfig(text=models.tiny_encoder(), image=models.tiny_vi
 parts = sum(p.numel() for p in models.DualEncoder(pair).parameters())
 
 image = models.tiny_vision().replace(pooling=models.AttentionPooling())
+
+waveform = models.WaveformEncoderConfig(d_model=12, n_heads=3, n_layers=1, position_groups=3, n_symbols=5)
+models.WaveformEncoder(waveform)(torch.zeros(1, 800)).shape  # → torch.Size([1, 2, 5])
