@@ -11,14 +11,15 @@ import torch
 from clearhead.analysis import trace
 from clearhead.analysis.checks import Ids, check
 from clearhead.analysis.cost import cost
-from clearhead.generation import generate
+from clearhead.generation import BeamSearch, Greedy, generate
+from clearhead.generation.engine.program import unsupported_reason
 from clearhead.hub import checkpoint, convert
 from clearhead.hub.convert import detect_family, tensors
 from clearhead.hub.family import canonical
 from clearhead.masks import padding
 from clearhead.models import Decoder, EncoderDecoder
 from clearhead.nn import KVCache, MultiHeadAttention
-from tests.support.reference_models import V
+from tests.support.reference_models import V, assert_close
 from tests.support.third_party_models import PEERS
 
 
@@ -40,15 +41,6 @@ def built(peer, tmp_path_factory):
 def saved(built):
     """A copy for each test, because some tests change the model."""
     return deepcopy(built)
-
-
-def assert_close(actual, expected, *, in_float32=False):
-    """Assert equality up to rounding of the largest value, in the dtype that the reference model computes in."""
-    assert actual.shape == expected.shape
-    unit = 100 * torch.finfo(torch.float32).eps if in_float32 else 3000 * torch.finfo(torch.float64).eps
-    limit = unit * max(1.0, expected.abs().max().item())
-    worst = (actual - expected).abs().max().item()
-    assert worst <= limit, f"differs by {worst:.3g}, allowed {limit:.3g}"
 
 
 def test_loaded_model_has_the_outputs_and_gradients_of_the_reference(peer, saved):
@@ -158,6 +150,38 @@ def test_generation_equals_uncached_loop(peer, saved):
     generated = generate(model, *source or [start], max_new_tokens=4, **options)
     assert generated.ids[0, 0, -4:].tolist() == ids[0, -4:].tolist()
     assert_close(generated.scores[0, 0], score, in_float32=True)
+
+
+_DEPENDS_ON_LENGTH = "its rotary positions depend on the length of the sequence"
+_LATENT = "a MultiHeadLatentAttention was replaced or patched"
+# Models whose own forward decodes.
+NOT_IN_ENGINE = {
+    "LlamaForCausalLM": _DEPENDS_ON_LENGTH,  # dynamic NTK scaling
+    "Phi3ForCausalLM": _DEPENDS_ON_LENGTH,  # LongRoPE
+    "UMT5ForConditionalGeneration": "positions_per_layer is not implemented",
+    "GptOssForCausalLM": "sinks is not implemented",
+    "DeepseekV3ForCausalLM": _LATENT,
+}
+
+
+def test_engine_equals_the_forward_of_the_model(peer, saved):
+    """The fused engine decodes as the model's own forward, or its reason is one of these known ones."""
+    model = checkpoint.load_third_party(saved[1])
+    if not isinstance(model, (Decoder, EncoderDecoder)) or not model.config.lm_head:
+        pytest.skip("not a language model")
+    if (reason := unsupported_reason(model)) is not None:
+        assert reason == NOT_IN_ENGINE[peer.model]
+        pytest.skip(reason)
+    *source, ids = (example[:1] for example in peer.example())
+    options = {"decoder_start_ids": ids[0, :3].tolist()} if source else {}
+    prompts = source or [ids[:, :3]]
+    for strategy in (Greedy(), BeamSearch(2)):
+        fused, module = (
+            generate(model, *prompts, max_new_tokens=7, strategy=strategy, engine=engine, **options)
+            for engine in ("fused", "module")
+        )
+        assert torch.equal(fused.ids, module.ids)
+        assert_close(fused.scores, module.scores, in_float32=True)
 
 
 def test_check_reports_no_failures(peer, saved):

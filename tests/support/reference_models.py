@@ -431,6 +431,15 @@ class Timm(Peer):
         return weights
 
 
+def assert_close(actual: Tensor, expected: Tensor, *, in_float32: bool = False) -> None:
+    """Assert equality up to rounding of the largest value, in the dtype that the reference model computes in."""
+    assert actual.shape == expected.shape
+    unit = 100 * torch.finfo(torch.float32).eps if in_float32 else 3000 * torch.finfo(torch.float64).eps
+    limit = unit * max(1.0, expected.abs().max().item())
+    worst = (actual - expected).abs().max().item()
+    assert worst <= limit, f"differs by {worst:.3g}, allowed {limit:.3g}"
+
+
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Build models in float64, including buffers; a later conversion would keep values rounded to float32."""
