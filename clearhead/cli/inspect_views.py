@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,8 +133,9 @@ def module_inspection(
 
     def report() -> AttentionReport:
         model_inputs = make_inputs(text)
+        assert isinstance(model_inputs.args, Mapping)
         with torch.no_grad(), analysis.trace(model, "**.weights") as t:
-            model(**dict(model_inputs.args))
+            model(**model_inputs.args)
         is_single_sequence = spec.source is None and spec.is_sequence
         return analysis.build_report(t, model_inputs.tokens if is_single_sequence else None, title=model_inputs.title)
 

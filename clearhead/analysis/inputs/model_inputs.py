@@ -13,7 +13,7 @@ from clearhead._core.call_types import Args, Kwargs
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 
-ModelArgs = Tensor | Sequence[Any] | Mapping[str, Any]
+ModelArgs = Tensor | Sequence[object] | Mapping[str, object]
 """Arguments of a model: a tensor, a sequence of positional arguments, or a mapping of keyword arguments."""
 
 
