@@ -91,12 +91,13 @@ def _is_comparable(worksheet: Worksheet, original: Worksheet) -> bool:
     cells = [sum(len(step.grid.numbers) for step in of.steps if not step.is_given) for of in (worksheet, original)]
     if not cells[1] / _CELLS_RATIO <= cells[0] <= cells[1] * _CELLS_RATIO:
         return False
-    if any(_is_dull(new) > _is_dull(old) for new, old in zip(worksheet.steps, original.steps, strict=True)):
-        return False
-    new, old = (
+    for new, old in zip(worksheet.steps, original.steps, strict=True):
+        if _is_dull(new) > _is_dull(old) or _has_more_ties(new, old):
+            return False
+    length, expected = (
         sum(len(bounded_text(x)) for step in of.steps for x in step.grid.numbers) for of in (worksheet, original)
     )
-    return new <= 1.5 * old + 100
+    return length <= 1.5 * expected + 100
 
 
 def _is_dull(step: WorksheetStep) -> bool:
@@ -104,3 +105,16 @@ def _is_dull(step: WorksheetStep) -> bool:
     numbers = step.grid.numbers
     zeros = sum(x == 0 for x in numbers)
     return len(numbers) > 1 and (len(set(numbers)) == 1 or 4 * zeros > 3 * len(numbers))
+
+
+def _has_more_ties(new: WorksheetStep, old: WorksheetStep) -> bool:
+    """Return whether a row of attention weights is shared by more different words than in the original."""
+    if not new.key.startswith("weights") or len(new.grid.cells) != len(old.grid.cells):
+        return False
+    return any(now > before for now, before in zip(_attended_words(new), _attended_words(old), strict=True))
+
+
+def _attended_words(step: WorksheetStep) -> list[int]:
+    """Return how many different words each row of attention weights attends to; columns are named "3 A"."""
+    words = [name.split()[-1] if name else name for name in step.grid.columns]
+    return [len({word for word, p in zip(words, row, strict=True) if p != 0}) for row in step.grid.cells]

@@ -70,6 +70,19 @@ def test_variant_preserves_equality_and_order():
         assert after == sorted(set(values["tokens"][:3]))
 
 
+def test_variant_of_hard_attention_ties_equal_words_only():
+    def attended(work):
+        weights = work.step("weights").grid
+        words = [name.split()[-1] for name in weights.columns]
+        return [len({word for word, p in zip(words, row, strict=True) if p != 0}) for row in weights.cells]
+
+    assert attended(solve("sort-dedup")) == [1, 1, 1, 3, 1, 1, 4]
+    for seed in range(6):
+        assert attended(solve(variant("sort-dedup", seed))) == [1, 1, 1, 3, 1, 1, 4]
+        values = tomllib.loads(variant("sort-dedup", seed).text)
+        assert values["weights"]["O"] == [[0, 1, 0, 1], [1, 0, 1, 0]], "named by keep"
+
+
 def test_variant_of_user_file_has_other_numbers(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('kind = "attention"\nQ = [[1, 2], [0, 1]]\nK = [[1, 0], [2, 1], [0, 1]]\nV = [["1/2"], [3], [1]]\n')

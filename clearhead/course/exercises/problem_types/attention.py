@@ -36,7 +36,7 @@ from clearhead.course.exercises.source import ProblemSource, ProblemValues
 
 KEYS = (
     "tokens", "x", "Q", "K", "V", "embeddings", "weights", "mask", "temperature", "heads", "unembedding", "vocabulary",
-    "loss", "gradient", "follows",
+    "loss", "gradient", "follows", "keep",
 )  # fmt: skip
 
 
@@ -86,12 +86,14 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
 def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return other numbers for every matrix and other words at the same positions.
 
-    The order of words in the file is kept, so that sorted sequences stay sorted.
+    The order of words in the file is kept, so that sorted sequences stay sorted. Weights named in `keep` stay as well.
     """
-    values = source.values
+    values, constant = source.values, source.names("keep")
     variant: ProblemValues = {key: rng.similar(values[key]) for key in ("x", "Q", "K", "V") if key in values}
     if "weights" in values:
-        variant["weights"] = {name: rng.similar(matrix) for name, matrix in values["weights"].items()}
+        variant["weights"] = {
+            name: matrix if name in constant else rng.similar(matrix) for name, matrix in values["weights"].items()
+        }
     vectors = source.table("embeddings").values
     if vectors:
         variant["embeddings"] = dict(zip(vectors, rng.similar(list(vectors.values())), strict=True))
