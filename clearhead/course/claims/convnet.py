@@ -50,6 +50,7 @@ def conv_output_size(t: Experiment) -> None:
     "Part 1, Q4, solution",
     statement="The output size is M = (N − F)/S + 1.",
     method="Formula against torch at the question's sizes, and for N = 1 … 40, F = 1 … 7, S = 1 … 4 that divide.",
+    condition="there is no padding and S divides N − F, as in the question; otherwise the quotient is rounded down",
 )
 def conv_formula(t: Experiment) -> None:
     output_sizes = [conv_output(128, 3, 1), conv_output(128, 5, 3)]
@@ -58,7 +59,7 @@ def conv_formula(t: Experiment) -> None:
     good = sum(conv_output(N, F, S) == (N - F) // S + 1 == (N - F) / S + 1 for N, F, S in even)
     t.record_case("sizes that divide", f"{good} of {len(even)}", good == len(even))
     real = nn.Conv1d(1, 1, 2, stride=2)(torch.zeros(1, 1, 3)).shape[-1]
-    t.note(f"where S does not divide N − F the quotient is rounded down: N = 3, F = 2, S = 2 gives {real}, not 1.5")
+    t.assert_equal("N = 3, F = 2, S = 2", real, (3 - 2) / 2 + 1, in_scope=False)
 
 
 @claim(

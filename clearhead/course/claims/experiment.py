@@ -55,7 +55,8 @@ class Experiment:
 
     def record_case(self, description: str, result: object, passed: object, *, in_scope: bool = True) -> None:
         """Record a case, smallest first: the first case that fails is the counter-example."""
-        self.cases.append(Case(readable(description), readable(str(result)), bool(passed), in_scope))
+        text = {"True": "yes", "False": "no"}.get(str(result), str(result))
+        self.cases.append(Case(readable(description), readable(text), bool(passed), in_scope))
 
     def assert_equal(
         self, description: str, result: object, expected: object, form: ResultFormat = "{}", *, in_scope: bool = True

@@ -115,11 +115,13 @@ def ffn_mixes_features(t: Experiment) -> None:
 @claim(
     HOMEWORK,
     "1.4d.1",
-    statement="The two layers with a ReLU between them can approximate any function.",
+    statement="The two layers with a ReLU between them provide the universal approximation capability.",
     method=(
         "x² on [0, 1] by w ReLUs that join its values at w + 1 even places: the largest error of a chord is "
-        "1/(4w²), in fractions; the library's FeedForward with these weights gives the same numbers."
+        "1/(4w²), in fractions; the library's FeedForward with these weights gives the same numbers. Then a bound for "
+        "one unit with any weights: it makes two pieces, and a line over half of the interval misses x² by 1/32."
     ),
+    condition="the hidden layer may be as wide as the accuracy requires; with a fixed width an error remains",
 )
 def ffn_universal(t: Experiment) -> None:
     for w in (1, 2, 4, 8, 16):
@@ -133,7 +135,10 @@ def ffn_universal(t: Experiment) -> None:
     ys = layer(torch.linspace(0, 1, 33, dtype=torch.float64)[:, None]).flatten().tolist()
     gap = max(abs(float(broken_line(Fraction(i, 32), 4)) - y) for i, y in enumerate(ys))
     t.assert_below("FeedForward with the weights for 4 units: difference", gap, 1e-12)
-    t.note("'universal' means that the hidden layer may be as wide as it needs: 1 unit leaves an error of 1/4")
+    # The errors at the ends and in the middle of a piece add up to its second difference with the weights 1, 2 and 1.
+    piece = Fraction(1, 2)
+    least = (piece**2 - 2 * (piece / 2) ** 2) / 4
+    t.assert_equal("1 unit with any weights: least possible error", least, Fraction(0), in_scope=False)
     grid = [i / 64 for i in range(65)]
     curves = {units(w): [float(broken_line(Fraction(i, 64), w)) for i in range(65)] for w in (1, 2, 4)}
     t.draw(Lines("x² by ReLUs", "x", "output", grid, curves | {"x²": [x * x for x in grid]}))

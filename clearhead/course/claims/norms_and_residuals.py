@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
@@ -328,6 +329,7 @@ def layer_norm_initialization(t: Experiment) -> None:
         "The norm of the gradient at the input of 20 ReLU layers of width 32, divided by its norm at their output, "
         "weights at half, one and two times their usual size, with and without a norm after each; three draws."
     ),
+    condition="the weights are not yet of the size that keeps gradients; where they are, the norm can enlarge them",
 )
 def layer_norm_gradients(t: Experiment) -> None:
     for draw in range(3):
@@ -344,6 +346,10 @@ def layer_norm_gradients(t: Experiment) -> None:
         t.record_case(
             f"draw {draw + 1}: weights × ½, 1, 2 without, and with the norm", result_text, normed_sizes < 2 < 1e6 < bare
         )
+        plain, normed_size = results[False][1], results[True][1]
+        is_nearer = abs(math.log(normed_size)) <= abs(math.log(plain))
+        case_name = f"draw {draw + 1}: weights × 1, without and with the norm, nearer to 1 with it"
+        t.record_case(case_name, f"{plain:.2f}, {normed_size:.0f}", is_nearer, in_scope=False)
 
 
 @claim(
