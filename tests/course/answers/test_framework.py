@@ -190,6 +190,25 @@ def test_runs_split_scripts_and_variables():
     assert ("e", 0, True) in script("2e + x")
 
 
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("the Jacobian diag(a) and ∂L/∂a", "aLa"),
+        ("row a sums to a small number", "a"),
+        ("z = (a, a, a) at a temperature", "zaaa"),
+        ("w h_{t−1} + a x_t is a sum", "whtaxt"),
+        ("a slope a(1 − a) of a/b", "aaab"),
+        ("H = V A with the rows of C; C is e × n", "HVACCen"),
+        ("shape (B, T, M), and 1/D of it", "BTMD"),
+        ("D A A becomes A D: A for the row of D", ""),
+        ("from 2(c), (a) and (b) of T5", ""),
+        ("marks B, and no other option; over A, B, C, D, too", ""),
+    ],
+)
+def test_runs_tell_variables_from_words_and_labels(text, letters):
+    assert "".join(run.text for run in runs(text) if run.is_variable) == letters
+
+
 def test_every_format_contains_the_answer():
     content = small_booklet()
     texts = [render(content) for render in (terminal, markdown, html, typst_source)]
