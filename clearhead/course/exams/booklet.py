@@ -28,7 +28,8 @@ def solution_booklet(paper: Paper) -> Booklet:
     Returns:
         A booklet with, for each question, the results of its numbers, the model answer and the mark scheme.
     """
-    title = f"{paper.title}: solutions"
+    seed = f" (seed {paper.seed})" if paper.seed is not None else ""
+    title = f"{paper.title}: solutions{seed}"
     answers = tuple(_answer(paper, question) for question in paper.questions)
     return Booklet(paper.exam.title, title, answers, is_whole=True)
 
@@ -39,13 +40,14 @@ def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
     blocks = _choices(question)
     if model is not None and paper.seed is not None and any(part.options for part in question.parts):
         blocks.append(Paragraph((Span(_OTHER_ORDER, "emphasis"),)))
-    sheet = _results(question)
+    sheet = _results(question, is_original=paper.seed is None)
     is_shown = model is not None and paper.seed is None and sheet is not None and _contains(model, sheet)
     if sheet is not None and not is_shown:
         blocks.append(Sheet(sheet))
-        grade = f"clearhead exercise grade {source.exercise} FILES"
-        grade += f" --seed {paper.seed}" if paper.seed is not None else ""
-        blocks.append(Paragraph((Span("To mark answers in files: "), Span(grade, "code"))))
+        if any(part.fields for part in question.parts):
+            grade = f"clearhead exercise grade {source.exercise} FILES"
+            grade += f" --seed {paper.seed}" if paper.seed is not None else ""
+            blocks.append(Paragraph((Span("To mark answers in files: "), Span(grade, "code"))))
     if model is not None:
         if sheet is not None and paper.seed is not None:
             blocks.append(Paragraph((Span(_OTHER_NUMBERS, "emphasis"),)))
@@ -92,15 +94,23 @@ def _choices(question: PaperQuestion) -> list[Block]:
     return blocks
 
 
-def _results(question: PaperQuestion) -> Worksheet | None:
-    """Return the worksheet with its data and the steps that are asked, or None if no step is asked."""
-    fields_by_key = {step.key: step for part in question.parts for step in part.fields}
-    if not fields_by_key or question.worksheet is None:
+def _results(question: PaperQuestion, *, is_original: bool) -> Worksheet | None:
+    """Return the worksheet with its data and the steps that are asked, or None if no step is asked.
+
+    A variant also shows steps that are part of answers on blank space; those of the original are in its model answer.
+    """
+    if question.worksheet is None:
+        return None
+    shown = {step.key: step for part in question.parts for step in part.fields}
+    if not is_original:
+        keys = [key for part in question.parts for key in part.part.results]
+        shown |= {key: question.worksheet.step(key) for key in keys}
+    if not shown:
         return None
     steps = tuple(
-        fields_by_key.get(step.key, step)
+        shown.get(step.key, step)
         for step in question.worksheet.steps
-        if step.key in fields_by_key or (step.is_given and step in question.data)
+        if step.key in shown or (step.is_given and step in question.data)
     )
     return replace(question.worksheet, steps=steps, comparisons=(), remarks=(), checks=(), source="", question="")
 
@@ -124,7 +134,10 @@ def _marks(part: PaperPart, model: ResolvedAnswer | None, *, is_original: bool) 
         return [ResolvedMark(points, (*label, *plain(f"marks {part.correct}, and no other option")))]
     if part.part.marks and model is not None and (is_original or not part.fields):
         selected = [model.marks[number - 1] for number in part.part.marks]
-        return [replace(mark, line=(*label, *mark.line)) for mark in selected]
+        lines = [mark.line for mark in selected]
+        if part.part.variant_marks and not is_original:
+            lines = [plain(text) for text in part.part.variant_marks]
+        return [replace(mark, line=(*label, *line)) for mark, line in zip(selected, lines, strict=True)]
     if part.fields and model is not None:
         titles = "; ".join(f"{step.title[0].lower()}{step.title[1:]}" for step in part.fields)
         note = "in proportion to the correct entries" if part.n_entries > 1 else "exact, or to three places"

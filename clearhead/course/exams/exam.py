@@ -32,7 +32,8 @@ ANSWERS = ("text", "proof", "calculation", "drawing", "code")
 _MOST_OPTIONS = 8
 _QUESTION_KEYS = ("location", "title", "text", "exercise", "sheet", "given", "program", "points", "steps", "part")
 _PART_KEYS = (
-    "text", "points", "marks", "steps", "rows", "row_numbers", "choices", "correct", "answer", "size", "solution",
+    "text", "points", "marks", "variant_marks", "steps", "results", "rows", "row_numbers", "choices", "correct",
+    "answer", "size", "solution",
 )  # fmt: skip
 
 
@@ -44,7 +45,9 @@ class ExamPart:
         text: The question.
         points: Points; 0 if the parts of the question have no points of their own.
         steps: Steps of the exercise whose results are entered in tables; empty for an answer in words.
+        results: Steps that the booklet of a variant shows because the answer of this part contains them.
         marks: Lines of the mark scheme of the model answer that this part is marked by, counted from 1.
+        variant_marks: The same lines for variants, if those of the model answer name its numbers.
         rows: Rows of these tables that are asked; empty means all.
         row_numbers: The same by their numbers, from 1, for rows whose names depend on the variant.
         choices: Options of a multiple-choice question.
@@ -57,7 +60,9 @@ class ExamPart:
     text: str
     points: int = 0
     steps: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     marks: tuple[int, ...] = ()
+    variant_marks: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     row_numbers: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
@@ -136,7 +141,7 @@ def exam_from_document(slug: str) -> Exam:
     questions = [_question(block, None, slug, originals) for block in source.tables("question")]
     for location in originals.keys() - {question.location for question in questions}:
         source.fail("question", f"the question {location} is missing; add a [[question]] with this location")
-    about = f"After {document(slug).name}."
+    about = f"After {document(slug).name.removesuffix(', with solutions')}."
     if not any(question.points for question in originals.values()):
         about += " The document gives no points; those printed here are ours."
     return Exam(source.text("title"), tuple(questions), about)
@@ -212,11 +217,8 @@ def _parts(block: ProblemSource, worksheet: Worksheet | None, scheme: tuple[Mark
 def _part(block: ProblemSource, worksheet: Worksheet | None, scheme: tuple[Mark, ...], *, is_only: bool) -> ExamPart:
     block.allow_keys(*_PART_KEYS)
     block.require_keys("text")
-    steps, choices = tuple(block.names("steps")), tuple(block.names("choices"))
-    if steps and worksheet is None:
-        block.fail("steps", "steps need an exercise; add exercise = … to the question")
-    if steps and worksheet:
-        _check_keys(block, "steps", steps, [step for step in worksheet.steps if not step.is_given])
+    choices = tuple(block.names("choices"))
+    steps, results = (_steps(block, key, worksheet) for key in ("steps", "results"))
     rows = tuple(block.names("rows"))
     if worksheet:
         labels = {label for key in steps for label in worksheet.step(key).grid.rows}
@@ -225,12 +227,16 @@ def _part(block: ProblemSource, worksheet: Worksheet | None, scheme: tuple[Mark,
                 block.fail(("rows", i), f"unknown row {row!r}; expected one of {', '.join(sorted(labels))}")
     if choices and not 2 <= len(choices) <= _MOST_OPTIONS:
         block.fail("choices", f"there are {len(choices)} choices; expected 2 to {_MOST_OPTIONS}")
-    marks = _marks(block, scheme, is_only=is_only and not steps)
+    marks, variant_marks = _marks(block, scheme, is_only=is_only and not steps), tuple(block.names("variant_marks"))
+    if variant_marks and len(variant_marks) != len(marks):
+        block.fail("variant_marks", f"there are {len(variant_marks)} lines; expected {len(marks)}, one for each mark")
     return ExamPart(
         text=block.text("text"),
         points=block.integer("points", 0, least=0, most=1000) or _sum_points(block, scheme, marks),
         steps=steps,
+        results=results,
         marks=marks,
+        variant_marks=variant_marks,
         rows=rows,
         row_numbers=tuple(block.integers("row_numbers", 1000)) if "row_numbers" in block.values else (),
         choices=choices,
@@ -239,6 +245,16 @@ def _part(block: ProblemSource, worksheet: Worksheet | None, scheme: tuple[Mark,
         size=block.integer("size", 0, least=0, most=230),
         solution=block.text("solution"),
     )
+
+
+def _steps(block: ProblemSource, key: str, worksheet: Worksheet | None) -> tuple[str, ...]:
+    """Return names of steps that the exercise of a question asks for."""
+    names = tuple(block.names(key))
+    if names and worksheet is None:
+        block.fail(key, f"{key} need an exercise; add exercise = … to the question")
+    if names and worksheet:
+        _check_keys(block, key, names, [step for step in worksheet.steps if not step.is_given])
+    return names
 
 
 def _marks(block: ProblemSource, scheme: tuple[Mark, ...], *, is_only: bool) -> tuple[int, ...]:

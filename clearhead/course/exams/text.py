@@ -23,8 +23,6 @@ def markdown(paper: Paper) -> str:
     lines = [f"# {paper.title}", "", paper.exam.about, "", *[f"- {rule}" for rule in paper.rules]]
     if paper.exam.points:
         lines += ["", f"Total: {points_text(paper.exam.points)}."]
-    if paper.seed is not None:
-        lines += ["", f"Numbers of seed {paper.seed}."]
     for question in paper.questions:
         lines += ["", *_markdown_question(question)]
     return "\n".join(lines) + "\n"

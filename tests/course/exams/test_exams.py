@@ -11,7 +11,7 @@ import sympy
 
 from clearhead.cli.app import run as run_command
 from clearhead.course.answers import render
-from clearhead.course.answers.blocks import plain_text
+from clearhead.course.answers.blocks import Sheet, plain_text
 from clearhead.course.answers.model_answer import model_answer
 from clearhead.course.exams import FORMATS, Exam, ExamPart, ExamQuestion, exam_from_document, read_exam, write_exam
 from clearhead.course.exams.booklet import solution_booklet
@@ -126,6 +126,27 @@ def test_booklet_of_a_variant_marks_results_without_the_original_numbers():
     assert "208" in original[0]
 
 
+def test_booklet_of_a_variant_shows_results_of_answers_on_blank_space():
+    whole = exam_from_document("deep-learning-final")
+    locations = ("Part 3, 1.3", "Part 3, 1.4", "Part 3, 2.2")
+    exam = Exam("Three", tuple(q for q in whole.questions if q.location in locations))
+    sheet = paper(exam, seed=5)
+    for question, answer in zip(sheet.questions, solution_booklet(sheet).answers, strict=True):
+        first = next(block for block in answer.blocks if isinstance(block, Sheet)).worksheet
+        for part in question.parts:
+            for key in part.part.results:
+                assert first.step(key).grid == question.worksheet.step(key).grid
+            lines = [plain_text(mark.line) for mark in answer.marks]
+            assert all(any(line.endswith(text) for line in lines) for text in part.part.variant_marks)
+    flat = sheet.questions[0].worksheet.step("shapes").grid.cells[5][0]
+    text = render.markdown(solution_booklet(sheet))
+    assert f"| Flatten | {flat} | 1 | 1 |" in text
+    scheme = [plain_text(mark.line) for answer in solution_booklet(sheet).answers for mark in answer.marks]
+    assert not any("144" in line or "nines" in line for line in scheme)
+    original = [plain_text(mark.line) for answer in solution_booklet(paper(exam)).answers for mark in answer.marks]
+    assert any("144" in line for line in original)
+
+
 def test_paper_prints_selected_rows_and_default_sizes():
     exam = exam_from_document("deep-learning-final")
     network = next(q for q in paper(exam).questions if q.question.location == "Part 3, 1.2")
@@ -183,6 +204,7 @@ def test_write_exam_writes_fields_and_solutions(tmp_path):
     solutions = render.terminal(solution_booklet(paper(SMALL, seed=78)))
     assert f"{mean}".replace("-", "−") in solutions
     assert "--seed 78" in " ".join(solutions.split())
+    assert "solutions (seed 78)" in solutions
     assert "By definition." in solutions
 
 
@@ -296,6 +318,8 @@ def test_invalid_exams_raise(tmp_path, monkeypatch):
         ('title = "x"\n[[question]]\nsheet = "sparse-16"\npoints = -1\n', "line 4: points is -1"),
         (part + 'answer = "song"\n', "line 6: answer is 'song'"),
         (part + "marks = [1]\n", "line 6: marks holds 1"),
+        (part + 'variant_marks = ["x"]\n', "line 6: there are 1 lines; expected 0"),
+        (part + 'results = ["mean"]\n', "line 6: results need an exercise"),
         (part + 'choices = ["a"]\n', "line 6: there are 1 choices"),
         (part + 'choices = ["a", "b"]\ncorrect = 3\n', "line 7: correct is 3"),
         (part + 'steps = ["mean"]\n', "line 6: steps need an exercise"),
