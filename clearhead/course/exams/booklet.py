@@ -101,16 +101,16 @@ def _results(question: PaperQuestion, *, is_original: bool) -> Worksheet | None:
     """
     if question.worksheet is None:
         return None
-    shown = {step.key: step for part in question.parts for step in part.fields}
+    selected = {step.key: step for part in question.parts for step in part.fields}
     if not is_original:
         keys = [key for part in question.parts for key in part.part.results]
-        shown |= {key: question.worksheet.step(key) for key in keys}
-    if not shown:
+        selected |= {key: question.worksheet.step(key) for key in keys}
+    if not selected:
         return None
     steps = tuple(
-        shown.get(step.key, step)
+        selected.get(step.key, step)
         for step in question.worksheet.steps
-        if step.key in shown or (step.is_given and step in question.data)
+        if step.key in selected or (step.is_given and step in question.data)
     )
     return replace(question.worksheet, steps=steps, comparisons=(), remarks=(), checks=(), source="", question="")
 
