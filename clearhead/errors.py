@@ -37,7 +37,8 @@ class ParseError(MaskError):
 
     def __init__(self, message: str, *, text: str = "", column: int = 0) -> None:
         super().__init__(message)
-        self.text, self.column = text, column
+        self.text = text
+        self.column = column
 
 
 class ConfigError(ClearheadError, ValueError):

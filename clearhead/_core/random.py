@@ -39,7 +39,8 @@ def shuffle(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
     number = torch.arange(1, 3 * (1 + _ROUNDS) + 1, device=p.device)
     draws = mix(base + 0x9E3779B9 * number.view(3, 1 + _ROUNDS, *[1] * p.ndim))
     # 62 bits make the remainder practically uniform for every possible number of keys.
-    centers, secrets = ((draws[0] << 30) | (draws[1] >> 2)) % keys, draws[2]
+    centers = ((draws[0] << 30) | (draws[1] >> 2)) % keys
+    secrets = draws[2]
     if not back:
         x = (x + centers[0]) % keys
     for step in range(_ROUNDS, 0, -1) if back else range(1, _ROUNDS + 1):

@@ -38,7 +38,8 @@ def keyed_forward_hooks(
         with_kwargs: Whether `pre` gets the keyword arguments and returns them.
     """
     hooks: Any = (module._forward_pre_hooks, module._forward_hooks)
-    unique_key, n = key, 1
+    unique_key = key
+    n = 1
     while any(unique_key in registered for registered in hooks):
         n += 1
         unique_key = f"{key} {n}"

@@ -74,14 +74,13 @@ def translation_report(trained: Pipeline, translation: Translation) -> Attention
         trained: The translation model.
         translation: The translation.
     """
-    input_ids, names = source_and_target_ids(trained, translation), trained.tokenizer.tokens
+    input_ids = source_and_target_ids(trained, translation)
+    names = trained.tokenizer.tokens
     with torch.no_grad(), _trace(trained) as t:
         trained.model(*(ids_tensor(trained, ids) for ids in input_ids))
-    source_tokens, target_tokens, written_tokens = (
-        names(input_ids[0]),
-        names(input_ids[1]),
-        names(translation.target_ids),
-    )
+    source_tokens = names(input_ids[0])
+    target_tokens = names(input_ids[1])
+    written_tokens = names(translation.target_ids)
     labels: Labels = {
         "encoder.**": (source_tokens, source_tokens),
         "**.cross_attention": (written_tokens, source_tokens),

@@ -178,17 +178,21 @@ def _drawings(
     """Return the title of a view and the functions that draw it in the terminal and as a figure."""
     from clearhead.analysis.views import figures, terminal
 
-    p, layer, wide = attention_map, f"{attention_map.title}, layer {attention_map.layer}", console.width
+    p = attention_map
+    layer = f"{attention_map.title}, layer {attention_map.layer}"
+    wide = console.width
     match view:
         case View.heatmap:
-            title, cells = name_of(p, head), (p.weights(head), p.rows, p.columns)
+            title = name_of(p, head)
+            cells = (p.weights(head), p.rows, p.columns)
             drawn = partial(terminal.heatmap, *cells, width=wide, color=use_color())
             return title, drawn, partial(figures.heat, *cells, title=title)
         case View.heads:
             stack = partial(figures.head_grid, report.stacks[p.stack], title=p.title)
             return layer, partial(terminal.head_grid, p, width=wide), stack
         case View.lines:
-            weights, title = p.all_heads() if head is None else p.weights(head), name_of(p, head, "all")
+            weights = p.all_heads() if head is None else p.weights(head)
+            title = name_of(p, head, "all")
             drawn = partial(terminal.link_list, weights, p.rows, p.columns)
             return title, drawn, partial(figures.arcs, weights, p.rows, p.columns, title=title)
         case View.measures:
@@ -205,17 +209,20 @@ def _drawings(
                 raise ConfigError(
                     "rollout needs two or more layers of self-attention over the same tokens, 1,024 at most"
                 )
-            first, matrix = report.stacks[group][0], rollouts[group]
+            first = report.stacks[group][0]
+            matrix = rollouts[group]
             names = (first.rows, first.rows)
             title = f"Rollout through all layers: {first.title} (shades relative to the largest)"
             drawn = partial(terminal.heatmap, matrix / matrix.max(), *names, width=wide, color=use_color())
             return title, drawn, partial(figures.heat, matrix, *names, title=f"Rollout: {first.title}")
         case View.norms:
-            title, norms = "Norm of the residual stream: mean (min … max)", report.norms
+            title = "Norm of the residual stream: mean (min … max)"
+            norms = report.norms
             drawn = partial(terminal.norm_bars, norms, width=wide)
             return title, drawn, partial(figures.norms, norms, title=report.title)
         case _:
-            grey, grid = report.image, p.layout.grid
+            grey = report.image
+            grid = p.layout.grid
             if grey is None or grid is None:
                 raise ConfigError("the patches view is for images; choose another view for text, such as heatmap")
             weights = (p.all_heads().mean(1) if query is None else p.query_weights(query))[:, -grid[0] * grid[1] :]

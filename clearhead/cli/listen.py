@@ -112,7 +112,8 @@ class _StreamPrinter:
 
     def finish(self, notes: list[str]) -> None:
         """Print the last line: the duration of the audio and of the computation."""
-        factor, shortest = self.computing / self.seconds if self.seconds else 0.0, self.listener.seconds(1)
+        factor = self.computing / self.seconds if self.seconds else 0.0
+        shortest = self.listener.seconds(1)
         if self.seconds < shortest:
             notes = [*notes, f"too short to recognize anything: one frame takes {shortest:.3f} s"]
         if self.json:
@@ -136,7 +137,8 @@ def _show_attention(trained: hub.Pipeline, samples: Tensor, name: str, html: Pat
     if drawn and album.image is not None:
         picture = album.default_map
         rows = [n for n, label in enumerate(picture.rows) if label.count(" ") > 1]
-        weights, names = picture.weights()[rows], [picture.rows[n] for n in rows]
+        weights = picture.weights()[rows]
+        names = [picture.rows[n] for n in rows]
         show_picture("\n" + terminal.sound_map(album.image, weights, names, width=console.width, color=use_color()))
         show_picture(
             f"\n{name_of(picture, None)}: the spectrogram and the attention of each digit when it was recognized"

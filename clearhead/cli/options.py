@@ -58,7 +58,9 @@ class ModelCommand(TyperCommand):
 def _with_leading_models(args: list[str]) -> list[str]:
     """Return the words of a command line with the values of `--model` in front, where the argument is read."""
     end = args.index("--") if "--" in args else len(args)
-    words, models, others = iter(args[:end]), [], []
+    words = iter(args[:end])
+    models = []
+    others = []
     for word in words:
         name, equals, value = word.partition("=")
         if name != "--model":

@@ -31,7 +31,8 @@ class SampleText(training.Progress):
 
         if info.tokenizer is None:
             raise ConfigError(f"--sample prints text, and the task {info.task} has no tokenizer")
-        self._model, self._tokenizer = info.model, info.tokenizer
+        self._model = info.model
+        self._tokenizer = info.tokenizer
         config = info.model.config
         assert isinstance(config, DecoderConfig)
         self._max_len = config.max_len

@@ -236,7 +236,8 @@ def _read_header(start: bytes, file: Bytes, name: str) -> _Format | None:
         return None
     form: tuple[int, int, str | None] | None = None
     while len(head := _read_exactly(file, 8)) == 8:
-        chunk, size = head[:4], struct.unpack("<I", head[4:])[0]
+        chunk = head[:4]
+        size = struct.unpack("<I", head[4:])[0]
         if chunk == b"data" and form is not None:
             return _Format(*form, size if 0 < size < _UNKNOWN_SIZE else None)
         if size > _MAX_HEADER_CHUNK:
@@ -280,7 +281,8 @@ class Resampler:
         for sample_rate in (source, target):
             check_int(sample_rate, "the sample rate", minimum=_MIN_SAMPLE_RATE, maximum=_MAX_SAMPLE_RATE)
         common = math.gcd(source, target)
-        self._up, self._down = target // common, source // common
+        self._up = target // common
+        self._down = source // common
         n_weights = self._up * 2 * _half_width(self._up, self._down)
         if source != target and n_weights > _MAX_WEIGHTS:
             raise ConfigError(
@@ -320,7 +322,8 @@ class Resampler:
             parts.append((windows * self._weights[positions % self._up]).sum(-1).float())
             self._n_outputs += len(positions)
         n_unused = min(len(self._buffer), self._n_outputs * self._down // self._up - (self._half - 1) - self._first)
-        self._buffer, self._first = self._buffer[n_unused:].clone(), self._first + n_unused
+        self._buffer = self._buffer[n_unused:].clone()
+        self._first = self._first + n_unused
         return torch.cat(parts)
 
 

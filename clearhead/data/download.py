@@ -49,7 +49,8 @@ class Download:
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        is_web, is_plain = self.url.startswith(("http://", "https://")), Path(self.name).name == self.name
+        is_web = self.url.startswith(("http://", "https://"))
+        is_plain = Path(self.name).name == self.name
         require(is_web, f"address is {self.url!r}; expected http:// or https://")
         require(is_plain, f"file name is {self.name!r}; expected a name without folders")
 
@@ -148,14 +149,16 @@ def _resume_download(remote: Download, part: Path, *, timeout: float, progress: 
         if response.status == 206:
             # For example 5-9/10.
             content_range, _, size = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
-            start, total = _parse_int(content_range.partition("-")[0]), _parse_int(size)
+            start = _parse_int(content_range.partition("-")[0])
+            total = _parse_int(size)
             if start != n_bytes:
                 _discard(part)
                 raise ConnectionError(
                     f"requested bytes from {n_bytes}, got bytes from {start}; restarting the download"
                 )
         else:
-            n_bytes, total = 0, _parse_int(response.headers.get("Content-Length"))
+            n_bytes = 0
+            total = _parse_int(response.headers.get("Content-Length"))
         version = response.headers.get("ETag") or response.headers.get("Last-Modified")
         strong_version = version if version and not version.startswith("W/") else None  # ranges need a strong tag
         write_atomically(_metadata_path(part), json.dumps({"url": remote.url, "version": strong_version}).encode())

@@ -121,7 +121,10 @@ def decode_lines(content: bytes) -> tuple[str, int, list[int]]:
 
 # ---------------------------------------------------------------------- reports
 
-NO_TAB, EMPTY_SIDE, NOT_UTF8, TOO_LONG = "no tab", "empty side", "not UTF-8", "too long"
+NO_TAB = "no tab"
+EMPTY_SIDE = "empty side"
+NOT_UTF8 = "not UTF-8"
+TOO_LONG = "too long"
 _MAX_LINES_IN_MESSAGE = 5
 
 

@@ -207,8 +207,12 @@ class Batches(Generic[B_co]):
         self, split: Split[B_co], size: Size, *, seed: int = 0, shuffle: bool = True, rank: int = 0, world: int = 1
     ) -> None:
         require(0 <= rank < world, f"rank {rank} of world {world}: expected 0 ≤ rank < world")
-        self.split, self.size, self.seed, self.shuffle = split, size, seed, shuffle
-        self.rank, self.world = rank, world
+        self.split = split
+        self.size = size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.world = world
         self.epoch = self.position = 0
         self._cached_plan: tuple[int, list[Tensor], Tensor] | None = None
         is_supported = split.packable or not isinstance(size, SequencePacking)
@@ -252,7 +256,8 @@ class Batches(Generic[B_co]):
         while True:
             for i in range(index, len(self.groups(epoch))):
                 yield epoch, i
-            epoch, index = epoch + 1, 0
+            epoch = epoch + 1
+            index = 0
 
     def epoch_batches(self, epoch: int) -> Iterator[B_co]:
         """Yield the batches of an epoch, independent of the iterator's position."""
@@ -271,7 +276,8 @@ class Batches(Generic[B_co]):
             # Incremented before the yield, so that a state saved during a step does not repeat the batch.
             self.position += 1
             yield self.batch_at(self.epoch, self.position - 1)
-        self.epoch, self.position = self.epoch + 1, 0
+        self.epoch = self.epoch + 1
+        self.position = 0
 
     def forever(self) -> Iterator[B_co]:
         """Yield batches of successive epochs without end."""

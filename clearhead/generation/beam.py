@@ -108,7 +108,9 @@ class BeamLoop(GenerationLoop):
         W = self.beam.width
         prefill = self.decoder.prefill() if self.continuous is None else self.continuous.prefill_beams(W)
         logits = self.check_logits(prefill)
-        P, device, dtype = len(logits), logits.device, to_float32(logits[:0]).dtype
+        P = len(logits)
+        device = logits.device
+        dtype = to_float32(logits[:0]).dtype
         self.n_prompts = P if self.continuous is None else self.continuous.n_prompts
         self.prompt_of_row = torch.arange(P, device=device)  # (P,)
         self.results = _Sequences.empty(P, W, self.capacity, dtype, device)
@@ -293,7 +295,8 @@ class BeamLoop(GenerationLoop):
             target[self.prompt_of_row[selected]] = source[selected]
 
     def result(self) -> Generated:
-        B, N = self.n_prompts, self.beam.n_best
+        B = self.n_prompts
+        N = self.beam.n_best
         scores, ids, log_probs, lengths, finished = (x[:B, :N] for x in self.results)
         is_empty = scores == -math.inf
         lengths = lengths.masked_fill(is_empty, 0)

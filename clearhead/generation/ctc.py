@@ -73,7 +73,8 @@ class CTCGreedyDecoder:
 
     def _end_run(self, emitted_at: int) -> list[CTCSymbol]:
         """End the current run and return its symbol, if any."""
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         return [] if run is None else [replace(run, emitted_at=emitted_at)]
 
 

@@ -137,7 +137,8 @@ def _decoder_only(
             return make_slot_decoder(unwrapped, rows, max_new_tokens)
 
         def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
-            longest, cached = max(len(row) for row in rows), is_cached(rows)
+            longest = max(len(row) for row in rows)
+            cached = is_cached(rows)
             cache = _new_cache(unwrapped, longest, max_new_tokens) if cached else None
             return _module_decoder_only(model, unwrapped, rows, cache)
 

@@ -213,7 +213,8 @@ class TokenLoop(GenerationLoop):
     def _admit(self, logits: Tensor, prompts: Sequence[int], rows: Sequence[int]) -> None:
         """Choose the first ids of prompts from their logits, and put them into these rows."""
         state = self.state
-        row, prompt = torch.tensor(rows, device=self.device), torch.tensor(prompts, device=self.device)
+        row = torch.tensor(rows, device=self.device)
+        prompt = torch.tensor(prompts, device=self.device)
         ids, log_probs = self._choose(logits, torch.zeros_like(prompt), prompt)
         is_active = (ids[:, None] != state.stop_ids).all(1) & (state.max_new_tokens > 1)
         values = (state.newest, ids), (state.step, torch.ones_like(ids)), (state.prompt, prompt)
@@ -310,7 +311,8 @@ class TokenLoop(GenerationLoop):
             free = [row for row in free if row < self.n_rows]
             enough = min(len(self.pending), self.R // _ROWS_PER_ADMISSION if self.is_static else 1)
             if len(free) >= max(1, enough):
-                prompts, self.pending = self.pending[: len(free)], self.pending[len(free) :]
+                prompts = self.pending[: len(free)]
+                self.pending = self.pending[len(free) :]
                 rows = free[: len(prompts)]
                 self._admit(self.continuous.prefill_rows(prompts, rows), prompts, rows)
                 if not self.active.any():  # all new rows ended with their first id
@@ -322,7 +324,8 @@ class TokenLoop(GenerationLoop):
 
     def _select(self, active: Tensor, R: int) -> None:
         """Move the active rows to the first R rows."""
-        state, rows = self.state, active.to(self.device)
+        state = self.state
+        rows = active.to(self.device)
         if self.is_static and self.continuous is not None:
             self.continuous.select_rows(rows)
             for x in (state.newest, state.step, state.prompt):

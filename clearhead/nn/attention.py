@@ -166,8 +166,10 @@ class MultiHeadAttention(Module):
     ) -> None:
         super().__init__()
         sizes = AttentionConfig(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
-        self.d_model, self.n_heads = sizes.d_model, sizes.n_heads
-        self.n_kv_heads, self.d_head = sizes.kv_heads, sizes.head_width
+        self.d_model = sizes.d_model
+        self.n_heads = sizes.n_heads
+        self.n_kv_heads = sizes.kv_heads
+        self.d_head = sizes.head_width
         biases = sizes.biases
         self.impl: Impl = impl
         self.rotary = rotary
@@ -177,7 +179,8 @@ class MultiHeadAttention(Module):
         )
         d_key = d_model if d_key is None else check_int(d_key, "MultiHeadAttention: d_key", minimum=1)
         d_value = d_key if d_value is None else check_int(d_value, "MultiHeadAttention: d_value", minimum=1)
-        self.d_key, self.d_value = d_key, d_value
+        self.d_key = d_key
+        self.d_value = d_value
         self.q_proj = nn.Linear(d_model, self.n_heads * self.d_head, bias=biases.q)  # W_Q
         self.k_proj = nn.Linear(d_key, self.n_kv_heads * self.d_head, bias=biases.k)  # W_K
         self.v_proj = nn.Linear(d_value, self.n_kv_heads * self.d_head, bias=biases.v)  # W_V
@@ -268,7 +271,8 @@ class MultiHeadAttention(Module):
         """Rotate heads (…, heads, T, D) at the positions from `start` on."""
         if self.rotary is None:
             return x
-        start, T = 0 if start is None else start, x.shape[-2]
+        start = 0 if start is None else start
+        T = x.shape[-2]
         if start and isinstance(self.rotary, Rotary) and not self.rotary.rotates_equally(start, start + T):
             raise ShapeError(
                 f"the cache has {start} tokens, whose {self.rotary.scaling} differs from that of {start + T} tokens; "

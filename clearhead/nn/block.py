@@ -173,7 +173,9 @@ class Block(Module):
         norm1: TensorFunction = self.norm1
         norm2: TensorFunction | None = self.norm2
         if norm2 is None:  # all branches read the same normalized input
-            block_input, norm1, norm2 = norm1(x), _identity, _identity
+            block_input = norm1(x)
+            norm1 = _identity
+            norm2 = _identity
         x = self.residual(x, norm1, self_attention, self._post(self.post_attention), block_input)
         cross_attention = self.cross_attention
         if cross_attention is not None and self.norm_cross is not None:
@@ -256,7 +258,8 @@ def _feed_forward(config: BlockSpec) -> FeedForward | ExpertsFeedForward:
     )
     if config.experts is None:
         return build(config.ff_width)
-    experts, d_ff = config.experts, config.experts.d_ff or config.ff_width
+    experts = config.experts
+    d_ff = config.experts.d_ff or config.ff_width
     shared = build(d_ff * experts.n_shared) if experts.n_shared else None
     return ExpertsFeedForward(config.d_model, experts, partial(build, d_ff), shared=shared)
 

@@ -101,7 +101,9 @@ class PatchEmbedding(Module):
 
         Its parameters share memory with this module: training or loading one changes the other."""
         weight, bias = self.projection.weight, self.projection.bias
-        M, C, p = len(weight), self.n_channels, self.patch
+        M = len(weight)
+        C = self.n_channels
+        p = self.patch
         convolution = nn.Conv2d(C, M, p, stride=p, bias=bias is not None, device="meta")
         convolution.weight = nn.Parameter(weight.detach().view(M, C, p, p), requires_grad=weight.requires_grad)
         if bias is not None:

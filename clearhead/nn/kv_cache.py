@@ -104,7 +104,8 @@ class KVCache:
             DtypeError: If dtype or device differ from the cache.
         """
         self._check(k, v)
-        start, stop = self._length, self._length + k.shape[-2]
+        start = self._length
+        stop = self._length + k.shape[-2]
         needs_grad = [x is not None and x.requires_grad for x in (k, v, self._k, self._v)]
         if torch.is_grad_enabled() and any(needs_grad):
             # Writing into the buffer would modify tensors that an earlier step saved for backward, so concatenate.
@@ -136,7 +137,10 @@ class KVCache:
                 f"this cache stores {self._length} tokens of self-attention; store cross-attention keys and values in "
                 "another one, such as cache['cross']"
             )
-        self._k, self._v, self._length, self._is_cross = k, v, k.shape[-2], True
+        self._k = k
+        self._v = v
+        self._length = k.shape[-2]
+        self._is_cross = True
         return k, v
 
     def get(self) -> KeysValues:
@@ -218,7 +222,11 @@ class KVCache:
             if length:
                 self.crop(length)
             elif not was_cross:
-                self._children, self._k, self._v, self._length, self._is_cross = {}, None, None, 0, False
+                self._children = {}
+                self._k = None
+                self._v = None
+                self._length = 0
+                self._is_cross = False
             raise
 
     def _check(self, k: Tensor, v: Tensor) -> None:

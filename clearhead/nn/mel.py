@@ -71,7 +71,9 @@ class Mel(Validated):
     drop_last: bool = False  # drop the last frame of a centered recording, as Whisper does
 
     def validate(self) -> None:
-        window, n_fft, half = self.window, self.n_fft, self.sample_rate / 2
+        window = self.window
+        n_fft = self.n_fft
+        half = self.sample_rate / 2
         require(window >= 2, f"Mel: window is {window}; expected 2 samples or more")
         require(n_fft >= window, f"Mel: n_fft is {n_fft}; expected at least the window of {window} samples")
         require(self.hop <= window, f"Mel: a hop of {self.hop} skips samples; expected at most the window of {window}")
@@ -162,7 +164,8 @@ class MelStream:
         if not self._is_padded:
             if self._buffer.shape[1] <= self.mel.margin:
                 return new.new_zeros(0, self.mel.n_mels)
-            self._buffer, self._is_padded = F.pad(self._buffer, (self.mel.margin, 0), mode="reflect"), True
+            self._buffer = F.pad(self._buffer, (self.mel.margin, 0), mode="reflect")
+            self._is_padded = True
         n_final = 1 + (self.n_samples - self.mel.end(0)) // self.mel.hop
         return self._take_frames(max(0, n_final - self._n_returned))
 
@@ -185,7 +188,8 @@ class MelStream:
         self._next += frames.shape[1] * self.mel.hop
         # The last samples are kept because they are reflected if the recording ends here.
         n_unused = max(0, min(self._next, self._buffer.shape[1] - self.mel.margin - 1))
-        self._buffer, self._next = self._buffer[:, n_unused:].clone(), self._next - n_unused
+        self._buffer = self._buffer[:, n_unused:].clone()
+        self._next = self._next - n_unused
         return self.mel.log(frames)[0]
 
 

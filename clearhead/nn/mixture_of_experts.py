@@ -151,7 +151,8 @@ class ExpertsFeedForward(Module):
 
     def _tokens_per_expert(self, expert_ids: Tensor) -> list[int]:
         """Return the number of tokens per expert; an even split for fake tensors, as in `cost`."""
-        n, total = len(self.experts), expert_ids.numel()
+        n = len(self.experts)
+        total = expert_ids.numel()
         if torch.compiler.is_compiling() or (is_concrete(expert_ids) and not expert_ids.is_meta):
             return expert_ids.flatten().bincount(minlength=n).tolist()
         return [total * (i + 1) // n - total * i // n for i in range(n)]

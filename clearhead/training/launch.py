@@ -217,7 +217,8 @@ def _change_length(folder: Path, settings: Mapping[str, object], trainer: Traine
     length = {key: value for key, value in settings.items() if key.removeprefix("train.") in LENGTH_FIELDS}
     if not length:
         return
-    done, total = trainer.state.step, trainer.total_steps
+    done = trainer.state.step
+    total = trainer.total_steps
     key, value = next(iter(length.items()))
     require(
         total >= done, f"{key}={value} is {total:,} steps, but {folder} has made {done:,}; set {done + 1:,} or more"

@@ -294,7 +294,8 @@ class ModelWithLoss(nn.Module):
         if objective.r_drop_alpha:
             batch = batch.map(lambda tensor: torch.cat((tensor, tensor)))
         if (lm := self._chunkable()) is not None:
-            x, bias = batch.logits(lm.hidden_states), getattr(lm, "logit_bias", None)
+            x = batch.logits(lm.hidden_states)
+            bias = getattr(lm, "logit_bias", None)
             return chunked_loss(x, lm.lm_head_weight(), batch.labels, batch.weights, objective, bias)
         logits = batch.logits(self.model)
         if (loss := batch.custom_loss(logits)) is not None:
@@ -310,7 +311,8 @@ class ModelWithLoss(nn.Module):
     @torch.no_grad()
     def _scores(self, batch: Batch) -> Tensor:
         if (lm := self._chunkable()) is not None:
-            x, bias = batch.logits(lm.hidden_states), getattr(lm, "logit_bias", None)
+            x = batch.logits(lm.hidden_states)
+            bias = getattr(lm, "logit_bias", None)
             return _scores_in_chunks(x, lm.lm_head_weight(), bias, batch)
         logits = batch.logits(self.model)
         if (loss := batch.custom_loss(logits)) is not None:

@@ -125,7 +125,8 @@ def digits_small() -> Recipe:
 
 def sort_dedup_small() -> Recipe:
     """Return a small decoder without positions for sorting and deduplicating letters."""
-    batch, schedule = TokenBudget(1024, multiple=8), WarmupCosine(3e-3, 50)
+    batch = TokenBudget(1024, multiple=8)
+    schedule = WarmupCosine(3e-3, 50)
     return Recipe(
         preset="small",
         description="a small decoder without positions, up to 10 letters",

@@ -198,7 +198,8 @@ def _find(key: str, sections: Mapping[str, Mapping[str, object]]) -> tuple[str, 
     first, *inner_path = path = key.split(".")
     searched: tuple[str, ...] = _SECTIONS
     if first in _SECTIONS and inner_path:
-        searched, path = (first,), inner_path
+        searched = (first,)
+        path = inner_path
         if path[0] in sections[first]:
             return first, path  # the full path, which is unambiguous
     candidates = [candidate for section in searched for candidate in _settings(section, sections[section])]
@@ -289,7 +290,8 @@ def load_newest_checkpoint(run: Path) -> tuple[nn.Module, int]:
     model = recipe.model.build()
     parameters = checkpoint.weights(model)
     checkpoint.read(newest, {name: tensor.detach() for name, tensor in parameters.items()})
-    averaging, keeps_best = recipe.train.averaging, recipe.train.keep_best or recipe.train.early_stopping is not None
+    averaging = recipe.train.averaging
+    keeps_best = recipe.train.keep_best or recipe.train.early_stopping is not None
     exported: dict[str, Tensor] = {}
     if averaging is not None:
         exported |= averaging.value(checkpoint.read_prefixed("average", newest, parameters)) or {}

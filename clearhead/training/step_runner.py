@@ -53,7 +53,9 @@ class StepRunner:
 
     def __init__(self, model: nn.Module, config: TrainConfig, world: World, *, rows: int | None) -> None:
         self.model = model
-        self._config, self._world, self._rows = config, world, rows
+        self._config = config
+        self._world = world
+        self._rows = rows
         objective = Objective(smoothing=config.label_smoothing, r_drop_alpha=config.r_drop_alpha)
         if config.compile:
             objective = objective.compiled(one_shape=rows is not None)
@@ -76,7 +78,8 @@ class StepRunner:
 
     def _method_replacements(self) -> list[MethodReplacement]:
         """Return the methods that compilation and activation checkpointing replace during a forward pass."""
-        compiles, checkpoints = self._config.compile, self._config.activation_checkpointing
+        compiles = self._config.compile
+        checkpoints = self._config.activation_checkpointing
         dynamic = self._rows is None  # one graph then serves batches of every shape
         blocks = transformer_blocks(self.model)
         replacements = []

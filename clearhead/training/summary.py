@@ -107,7 +107,9 @@ def _notes(trainer: Trainer) -> tuple[str, ...]:
 
 def summarize(trainer: Trainer, info: RunInfo, ending: Ending, signals: Sequence[str]) -> RunSummary:
     """Return the result of a run."""
-    state, folder, model = trainer.state, str(trainer.folder), trainer.exported
+    state = trainer.state
+    folder = str(trainer.folder)
+    model = trainer.exported
     if ending == "interrupted":
         received = signals[-1] if signals else "a signal"
         message = (

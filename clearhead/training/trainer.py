@@ -198,7 +198,8 @@ class Trainer:
         return ending
 
     def _train(self, signals: Sequence[str]) -> Ending:
-        config, stopping = self.config, self.config.early_stopping
+        config = self.config
+        stopping = self.config.early_stopping
         while (step := self.state.step + 1) <= self.total_steps:
             if stopping is not None and self.state.evals_since_best >= stopping.patience:
                 return "stopped early"
@@ -285,7 +286,8 @@ class Trainer:
             "time": self.state.seconds,
         }
         self._interval_loss.zero_()
-        self.state.interval_labels, self.state.interval_tokens = 0, 0
+        self.state.interval_labels = 0
+        self.state.interval_tokens = 0
         self._interval_started = now
         self._write_row(row)
         self.progress.on_log(row)
@@ -295,7 +297,8 @@ class Trainer:
             self._log_file.write(row)
 
     def _validate(self) -> None:
-        start, state = time.perf_counter(), self.state
+        start = time.perf_counter()
+        state = self.state
         averaged = self._average()
         state.valid_loss, state.valid_accuracy = self.evaluate(averaged)
         best = math.inf if state.best_loss is None or math.isnan(state.best_loss) else state.best_loss

@@ -54,7 +54,8 @@ class NumericsRecorder(TorchDispatchMode):
     def __init__(self, batch: int, length: int) -> None:
         super().__init__()
         self.observations = Observations()
-        self._batch, self._length = batch, length
+        self._batch = batch
+        self._length = length
         self._alive: list[Tensor] = []  # keeps memory alive, so that addresses stay unique
         self._scale: dict[int, float] = {}  # by address: product of the constant factors of a tensor
         self._width: dict[int, int] = {}  # by address: D of scores, products of queries and keys

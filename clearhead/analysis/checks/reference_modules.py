@@ -24,7 +24,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, hidden: Tensor | None, cache: KVCache | None = None) -> Tensor:
         # (B, H, T, D) each
-        q, k, v = self.split(self.q(x)), self.split(self.k(memory)), self.split(self.v(memory))
+        q = self.split(self.q(x))
+        k = self.split(self.k(memory))
+        v = self.split(self.v(memory))
         if cache is not None:
             k, v = cache.append(k, v)
         return self.o(self.merge(self.weights(self.scores(q, k), hidden) @ v))
@@ -52,7 +54,8 @@ class Language(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.places = nn.Embedding(V, M), nn.Embedding(ROOM, M)
+        self.embedding = nn.Embedding(V, M)
+        self.places = nn.Embedding(ROOM, M)
         self.attention = nn.ModuleList(self.layer() for _ in range(2))
         self.norms = nn.ModuleList(self.norm() for _ in range(2))
         self.head = nn.Linear(M, V)
@@ -79,7 +82,8 @@ class Language(nn.Module):
 
     def hidden(self, T: int, start: int, keep: Tensor | None) -> Tensor:
         """(B, 1, T, S), True for hidden keys: later tokens, tokens outside the window, and padding."""
-        i, j = torch.arange(start, start + T)[:, None], torch.arange(start + T)
+        i = torch.arange(start, start + T)[:, None]
+        j = torch.arange(start + T)
         hidden = ((j > i) | (j < i - self.before))[None, None]
         return hidden if keep is None else hidden | self.padding(keep)
 
@@ -129,8 +133,12 @@ class Pair(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.source, self.target, self.places = nn.Embedding(V, M), nn.Embedding(V, M), nn.Embedding(ROOM, M)
-        self.encoder, self.attention, self.cross = Reader(), Attention(), Attention()
+        self.source = nn.Embedding(V, M)
+        self.target = nn.Embedding(V, M)
+        self.places = nn.Embedding(ROOM, M)
+        self.encoder = Reader()
+        self.attention = Attention()
+        self.cross = Attention()
         self.head = nn.Linear(M, V)
 
     def forward(

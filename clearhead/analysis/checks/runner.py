@@ -137,7 +137,8 @@ def _finding(prop: Property, harness: Harness) -> Finding:
         why_not = prop.why_not(harness)
         comparisons = [] if why_not else list(prop.evaluate(harness, harness.inputs))
     except Exception as error:
-        why_not, comparisons = f"the module raised: {reason(error)}", []
+        why_not = f"the module raised: {reason(error)}"
+        comparisons = []
     if not comparisons:
         cause = why_not or "the input is too short"
         return Finding(**fields, verdict=Verdict.NOT_APPLICABLE, cause=cause)

@@ -85,7 +85,9 @@ def _largest(peak: Callable[[int], int], memory_limit: int, most: int) -> int:
     The peak is nearly linear in n, so the next guess is where the line through the nearest two points meets the limit,
     and then its right neighbor if the guess fits. If that has not halved the interval, it is bisected."""
     peaks: dict[int, int] = {}
-    low, high, guess = 0, most + 1, 1
+    low = 0
+    high = most + 1
+    guess = 1
     while low < high - 1:
         for n in (min(max(guess, low + 1), high - 1), low + 1, (low + high) // 2):
             if low < n < high and (n != low + 1 or n == guess or low in peaks):

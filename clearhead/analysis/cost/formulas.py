@@ -175,7 +175,11 @@ class FormulaSolver:
 
 # ---------------------------------------------------------------------- symbols and their primes
 
-_BATCH, _HEADS, _GROUPS, _WIDTH, _FREE = 9973, 101, 53, 31, 109
+_BATCH = 9973
+_HEADS = 101
+_GROUPS = 53
+_WIDTH = 31
+_FREE = 109
 # Lengths, and their number of 32-query pieces rounded up: fused attention stores its statistics by such pieces.
 _TARGETS = ((1951, 61), (991, 31), (223, 7), (61, 2))
 _SOURCES = ((2143, 67), (863, 27), (251, 8), (59, 2))

@@ -97,7 +97,9 @@ def _convolution_rates(
     device: torch.device, dtype: torch.dtype, batch: int = 128, filters: int = 320, side: int = 18, patch: int = 12
 ) -> tuple[float, float]:
     """Return the FLOP/s of a patch convolution over images of three channels, and of its filter gradient."""
-    pictures, kernels, maps = (batch, 3, *[side * patch] * 2), (filters, 3, patch, patch), (batch, filters, side, side)
+    pictures = (batch, 3, *[side * patch] * 2)
+    kernels = (filters, 3, patch, patch)
+    maps = (batch, filters, side, side)
     x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in (pictures, kernels, maps))
     convolution_args = ((patch, patch), (0, 0), (1, 1), False, (0, 0), 1)
 
@@ -116,7 +118,8 @@ def _attention_rates(
     # (B, T, H, D) viewed as (B, H, T, D), the memory layout of projected heads.
     shape = (4, batch, tokens, heads, width)
     q, k, v, gradient = torch.randn(shape, device=device).to(dtype).transpose(2, 3)
-    product, n = 2 * batch * heads * tokens**2 * width, 4
+    product = 2 * batch * heads * tokens**2 * width
+    n = 4
 
     def run_forward() -> None:
         for _ in range(n):  # several calls, so that the host's launch time is not counted for each

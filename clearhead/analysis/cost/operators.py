@@ -154,7 +154,10 @@ def _convolution(call: OpCall) -> tuple[KernelCost, ...]:
 
 
 def _convolution_backward(call: OpCall) -> tuple[KernelCost, ...]:
-    grad, x, weight, output_mask = call["grad_output"], call["input"], call["weight"], call["output_mask"]
+    grad = call["grad_output"]
+    x = call["input"]
+    weight = call["weight"]
+    output_mask = call["output_mask"]
     positions = (x if call["transposed"] else grad).numel() // weight.shape[0]
     ceiling = Ceiling.UNALIGNED_CONVOLUTION_BACKWARD if x.shape[1] % _ALIGNMENT else Ceiling.GEMM
     product = KernelCost(byte_terms(grad, x, weight), (2 * positions * weight.numel(),), ceiling)

@@ -487,5 +487,6 @@ def readable_count(n: float) -> str:
 
 def _readable(n: float, step: int, units: list[str]) -> str:
     while abs(n) >= step and len(units) > 1:
-        n, units = n / step, units[1:]
+        n = n / step
+        units = units[1:]
     return f"{n:.4g} {units[0]}".rstrip()

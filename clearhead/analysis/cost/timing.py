@@ -84,7 +84,8 @@ def time_of(call: Call, *, seconds: float = 0.5, warm_up_seconds: float = 0.0) -
 
 
 def _times(call: Call, duration: float, *, least: int, most: float = math.inf) -> list[float]:
-    start, times = time.perf_counter(), list[float]()
+    start = time.perf_counter()
+    times = list[float]()
     while len(times) < least or (time.perf_counter() - start < duration and len(times) < most):
         times.append(seconds(call))
     return times

@@ -98,7 +98,8 @@ def _decoder(model: models.Decoder) -> ModuleSpec | None:
 
 def _encoder_decoder(model: models.EncoderDecoder) -> ModuleSpec:
     config = model.config
-    mask, source = config.union_mask(config.decoder_mask), config.union_mask(config.encoder_mask)
+    mask = config.union_mask(config.decoder_mask)
+    source = config.union_mask(config.encoder_mask)
     takes_text = config.n_features is None  # convolutions ignore masks
     return ModuleSpec(
         model, inputs=Ids(config.vocab_size),

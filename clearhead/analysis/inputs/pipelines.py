@@ -73,7 +73,8 @@ def model_inputs(
         (source_ids, ids), title = source_and_target_ids(trained, translation), f"{title} → {translation.target}"
     elif trained.task == "sort-dedup":
         ids, answer = sorting_ids(trained, text_or_path)
-        ids, title = [*ids, *answer], f"{title} → {tokenizer.decode(answer)}"
+        ids = [*ids, *answer]
+        title = f"{title} → {tokenizer.decode(answer)}"
     else:
         ids = list(encode_prompt(trained, text_or_path))
     calls = tuple(ids_tensor(trained, ids_) for ids_ in (source_ids, ids) if ids_)

@@ -144,7 +144,8 @@ def _torch(module: nn.Module) -> ModuleSpec:
         return x if batch_first else x.transpose(0, 1)
 
     def run_encoder(model: ThirdParty, batch: CallInputs) -> object:
-        hidden, x = None if batch.keep is None else ~batch.keep, to_batch_first(batch.x)
+        hidden = None if batch.keep is None else ~batch.keep
+        x = to_batch_first(batch.x)
         if isinstance(module, nn.MultiheadAttention):
             return to_batch_first(model(x, x, x, key_padding_mask=hidden, need_weights=False)[0])
         return to_batch_first(model(x, src_key_padding_mask=hidden))
@@ -162,7 +163,8 @@ def _torch(module: nn.Module) -> ModuleSpec:
             return to_batch_first(model(source, x, src_key_padding_mask=source_padding, **masks))
         return to_batch_first(model(x, source, **masks))
 
-    name, vectors = f"torch.nn.{type(module).__name__}", Embeddings(width)
+    name = f"torch.nn.{type(module).__name__}"
+    vectors = Embeddings(width)
     common: Kwargs = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
     if isinstance(module, _DECODERS):
         return ModuleSpec(module, **common, run=run_decoder, source=vectors, mask=causal(), takes_target_padding=True)
@@ -193,7 +195,8 @@ def _x_transformers(model: ThirdParty) -> ModuleSpec | None:
     """Return the spec of a wrapper (a full model), or None for its parts."""
     kind = type(model).__name__
     if kind == "ViTransformerWrapper":
-        n_patches, n_values = model.pos_embedding.shape[1], model.patch_to_embedding[1].in_features
+        n_patches = model.pos_embedding.shape[1]
+        n_values = model.patch_to_embedding[1].in_features
         side = model.patch_size * round(n_patches**0.5)
         return ModuleSpec(
             model, name="x-transformers ViT", inputs=Values((n_values // model.patch_size**2, side, side))

@@ -148,7 +148,8 @@ def attribute(model: nn.Module | Pipeline, args: ModelArgs | str, metric: LogitM
         logits = stream.logits.detach().requires_grad_()
         target = metric.as_tensor(logits)
         (gradient,) = torch.autograd.grad(target, logits)
-        terms, logit = stream.terms(gradient), float(target.detach())
+        terms = stream.terms(gradient)
+        logit = float(target.detach())
     parts = sorted((part for term in reversed(terms) for part in _parts(term, stream, attention)), key=_sort_key)
     # The error of a sum of n terms is about √n roundings of its size; the terms are products of features.
     n_terms = len(terms) + stream.logits.shape[-1] + max(term.value.shape[-1] for term in terms if term.value.dim())

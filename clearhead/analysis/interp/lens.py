@@ -67,7 +67,8 @@ class LogitLens(HasCharts):
         rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
         columns = columns if self.logits.dim() > 3 else ["prediction"]
         note = "Darker means more probable. The top row is the model's output; “in” is the input of its first block."
-        title, texts = "Prediction after each layer", words[::-1]
+        title = "Prediction after each layer"
+        texts = words[::-1]
         return [Chart(title=title, rows=rows, columns=columns, values=probabilities.flip(0), texts=texts, note=note)]
 
     def to_dict(self, name: TokenNames | None = None, *, k: int = 5) -> JSONObject:
@@ -113,7 +114,8 @@ def logit_lens(model: nn.Module | Pipeline, args: ModelArgs | str, *, positions:
     is_text = stream.logits.dim() > 2
     position_ids = resolve_indices(positions, stream.logits.shape[-2], "position") if is_text else [0]
     blocks, ran = stream.blocks, stream.ran
-    last, states = blocks[-1], [first_tensor(ran[block].output) for block in blocks]
+    last = blocks[-1]
+    states = [first_tensor(ran[block].output) for block in blocks]
     end, output = ran[last].number, ran[last].output
     outputs = {path: call.output for path, call in ran.items() if call.number < end and not path.startswith(last)}
     logits_by_layer = []

@@ -283,7 +283,8 @@ def _sweep(
     """
     message = f"batch is {batch}; expected the maximum number of runs per pass, at least 1"
     require(batch is None or batch >= 1, message)
-    heads, dim = slice(None) if granularity == "head" else None, _DIMS.get(granularity)
+    heads = slice(None) if granularity == "head" else None
+    dim = _DIMS.get(granularity)
     paths, read = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
     baseline_logits = run_logits(model, args)
     cells = [(path, i) for path in paths for i in range(_n_cells(path, read(path), dim))]
@@ -304,7 +305,8 @@ def _sweep(
         for (path, _), rows in zip(chunk, logits.chunk(len(chunk)), strict=True):
             metrics[path].append(_number(metric(rows)))
     values = pad_ragged(metrics.values())
-    baseline, columns = _number(metric(baseline_logits)), tuple(range(values.shape[1]))
+    baseline = _number(metric(baseline_logits))
+    columns = tuple(range(values.shape[1]))
     return PatchingSweep(tuple(paths), columns, values, baseline)
 
 

@@ -38,7 +38,8 @@ _MOVE = re.compile(
     "unbind|dropout|roll|flip"
 )
 _CAST = re.compile("to|float|double|half|bfloat16|type|type_as")
-_TIMES, _OVER = re.compile("[ri]?mul|multiply"), re.compile("i?(true)?div|true_divide|divide")
+_TIMES = re.compile("[ri]?mul|multiply")
+_OVER = re.compile("i?(true)?div|true_divide|divide")
 _NORM = re.compile("layer_norm|rms_norm")
 _READ = re.compile("linear|addmm|matmul|mm")  # unembedding
 _FOLLOWED = re.compile("|".join(pattern.pattern for pattern in (_SUM, _MOVE, _CAST, _TIMES, _OVER, _NORM, _READ)))
@@ -114,7 +115,9 @@ class ResidualOpRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
-        name, before, kwargs = getattr(func, "__name__", ""), args, kwargs or {}
+        name = getattr(func, "__name__", "")
+        before = args
+        kwargs = kwargs or {}
         if args and isinstance(args[0], Tensor) and _IN_PLACE.fullmatch(name):
             # In-place: keep the previous value as a separate tensor.
             copy = args[0].detach().clone()
@@ -124,9 +127,11 @@ class ResidualOpRecorder(TorchFunctionMode):
             before = (copy, *args[1:])
         out = func(*args, **kwargs)
         results = args[0] if name == "__setitem__" else out
-        read, several = tree_flatten((before, kwargs))[0], isinstance(results, (tuple, list))
+        read = tree_flatten((before, kwargs))[0]
+        several = isinstance(results, (tuple, list))
         if any(isinstance(x, Tensor) and x in self.steps for x in read):
-            name, path = name.strip("_"), self.running[-1] if self.running else ""
+            name = name.strip("_")
+            path = self.running[-1] if self.running else ""
             again = (func, before, kwargs) if _FOLLOWED.fullmatch(name) else ()
             for index, result in enumerate(results if several else [results]):
                 # Dropout in evaluation mode returns its input.
@@ -172,7 +177,8 @@ class ResidualStream:
             alike = [path for path, call in ran.items() if holds[path] and call.keeps_shape]
             blocks = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
         self.blocks = [path for path in blocks if not any(path.startswith(f"{other}.") for other in blocks)]
-        ends, modules = [leaf[0] for leaf, is_end, _ in reversed(way) if is_end], dict(model.named_modules())
+        ends = [leaf[0] for leaf, is_end, _ in reversed(way) if is_end]
+        modules = dict(model.named_modules())
         within = tuple(f"{block}." for block in self.blocks)
         self.contributors = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
 
@@ -214,7 +220,9 @@ class ResidualStream:
 
     def _sources(self, step: ResidualOp, reading: bool) -> list[Tensor] | None:
         """Return the tensors in which an operation is linear, with its factors fixed; None if it is not linear."""
-        name, args, steps = step.name, step.args, self._notes.steps
+        name = step.name
+        args = step.args
+        steps = self._notes.steps
         if _CAST.fullmatch(name):
             return [args[0]]
         if _SUM.fullmatch(name) or _MOVE.fullmatch(name):

@@ -161,7 +161,8 @@ class RecordedRun:
             return
         for step in self.steps:
             step.batch_index = parents if step.batch_index is None else step.batch_index[parents]
-        self.live, self.size = None, len(rows)
+        self.live = None
+        self.size = len(rows)
 
 
 class RecordStore:
@@ -181,7 +182,8 @@ class RecordStore:
             runs.append(run := RecordedRun(moment.call, first=moment.past or 0, cache=cache))
             if self._limit is not None:
                 del runs[: -self._limit]
-        dim, past = _sequence(x), None if moment.cache is None else moment.past
+        dim = _sequence(x)
+        past = None if moment.cache is None else moment.past
         run.add(value, length=1 if dim is None else x.shape[dim], batch=x.shape[0] if x.dim() else 1, past=past)
 
     def reorder(self, cache: KVCache, rows: Tensor) -> None:

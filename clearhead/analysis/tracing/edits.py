@@ -52,7 +52,8 @@ class Intervention(ABC):
 
     def apply(self, x: Tensor, context: CallContext) -> Tensor:
         """Return x with this intervention applied."""
-        rows, path = self._rows(x, context), context.path
+        rows = self._rows(x, context)
+        path = context.path
         if not rows:
             return x
         row_index = torch.tensor(rows, device=x.device)
@@ -83,7 +84,8 @@ class Intervention(ABC):
         T = x.shape[-2]
         if context.cache is None or self.positions is None:
             return resolve_indices(self.positions, T, "position")
-        requested, past = self.positions, context.past or 0
+        requested = self.positions
+        past = context.past or 0
         if isinstance(requested, slice):
             requested = range(
                 requested.start or 0, past + T if requested.stop is None else requested.stop, requested.step or 1
@@ -152,7 +154,8 @@ class ReplaceActivation(Intervention):
     def replacement(self, part: Tensor, path: str, places: list[int]) -> Tensor:
         replacement = self.value if isinstance(self.value, Tensor) else self.value(part)
         if not isinstance(replacement, Tensor):
-            kind, name = type(replacement).__name__, path or "the model"
+            kind = type(replacement).__name__
+            name = path or "the model"
             raise DtypeError(f"the function of ReplaceActivation returned a {kind} for {name}; expected a tensor")
         return replacement
 

@@ -38,7 +38,8 @@ class VersionedRef:
     """
 
     def __init__(self, name: str, *tensors: Tensor | None) -> None:
-        self._name, self.tensors = name, [x for x in tensors if x is not None]
+        self._name = name
+        self.tensors = [x for x in tensors if x is not None]
         self._versions = self._current_versions()
 
     def _current_versions(self) -> list[int]:
@@ -68,7 +69,10 @@ class AttentionCall:
     """Whether the heads are already merged in the recorded output, so that only all of them can be compared."""
 
     def __init__(self, call: AttentionInputs, impl: str | None, out: Tensor, edited: Tensor) -> None:
-        self._call, self._impl, self._out, self._edited = call, impl, out, edited
+        self._call = call
+        self._impl = impl
+        self._out = out
+        self._edited = edited
         # Keys and values may be in a cache, which grows in place without changing existing entries.
         self._inputs_ref = VersionedRef("an input of this attention", call.q, *call.biases, *call.score_parameters)
         self._outputs_ref = VersionedRef("the output of this attention", out, edited)
@@ -188,7 +192,8 @@ def recompute_scores(
     call: AttentionInputs, heads: list[int], rows: list[int], acc_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """Return scores with their bias (B, h, r, S), and a broadcastable bool mask of the visible pairs, None for all."""
-    scores, allowed = _scores(call, heads, rows, acc_dtype), None
+    scores = _scores(call, heads, rows, acc_dtype)
+    allowed = None
     if call.mask is not None:
         p = torch.tensor(rows, dtype=torch.long, device=call.q.device)[:, None] + call.query_offset  # (r, 1)
         j = torch.arange(call.S, device=call.q.device)[None]  # (1, S)
@@ -228,7 +233,9 @@ def row_blocks(call: AttentionInputs, heads: int, rows: list[int]) -> Iterator[l
 @torch.no_grad()
 def max_difference(attended: AttentionCall, heads: list[int], rows: list[int]) -> float:
     """Return the largest difference between recomputed weights times values and the recorded output."""
-    call, acc_dtype, largest = attended.call, attended.acc_dtype, 0.0
+    call = attended.call
+    acc_dtype = attended.acc_dtype
+    largest = 0.0
     for part in row_blocks(call, len(heads), rows):
         recomputed = attended.merge_heads(_weighted_values(attended, heads, part, acc_dtype, acc_dtype))
         out = attended.out if attended.heads_merged else select_indices(attended.out, -3, heads)
@@ -244,7 +251,9 @@ def difference_tolerance(attended: AttentionCall, heads: list[int], rows: list[i
     of the largest entry; the recomputation is the reference's arithmetic and may add its error once more. In float64
     the reference is the yardstick, so the bound is that of summing in another order, over D and over S.
     """
-    call, error, largest = attended.call, 0.0, 0.0
+    call = attended.call
+    error = 0.0
+    largest = 0.0
     for part in row_blocks(call, len(heads), rows):
         exact = attended.merge_heads(_weighted_values(attended, heads, part, torch.float64, torch.float64))
         plain = attended.merge_heads(_weighted_values(attended, heads, part, attended.acc_dtype, call.v.dtype))

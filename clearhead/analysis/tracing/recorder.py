@@ -125,7 +125,8 @@ class AttentionRecorder(AttentionObserver):
         if module not in self._hooked:
             return
         cache = kwargs.get("cache")
-        running, context = self._thread.running, CallContext(path, next(self._calls))
+        running = self._thread.running
+        context = CallContext(path, next(self._calls))
         if running and running[-1].cache is not None:  # the outermost module read the cache length at its start
             context = replace(running[-1], path=path, call=context.call)
         elif isinstance(cache, KVCache):
@@ -200,7 +201,8 @@ class AttentionRecorder(AttentionObserver):
 
     def _on_output(self, module: nn.Module, args: Args, kwargs: Kwargs, output: object, context: CallContext) -> object:
         """Return the replacement for the output of a module, or None for no change."""
-        before, path = output, context.path
+        before = output
+        path = context.path
         if isinstance(module, nn.MultiheadAttention) and (
             path in self._edits or path in self._recorded_paths["weights"]
         ):
@@ -267,9 +269,11 @@ def _reject_compiled(modules: Mapping[str, nn.Module]) -> None:
     """Raise ConfigError if a module is compiled, because compiled graphs call neither hooks nor wrappers."""
     for path, module in modules.items():
         if "_orig_mod" in module._modules:
-            description, instead = "is compiled", "its `_orig_mod`, which has the same parameters"
+            description = "is compiled"
+            instead = "its `_orig_mod`, which has the same parameters"
         elif getattr(module, "_compiled_call_impl", None) is not None:
-            description, instead = "was compiled in place by .compile()", "a copy that is not compiled"
+            description = "was compiled in place by .compile()"
+            instead = "a copy that is not compiled"
         else:
             continue
         raise ConfigError(

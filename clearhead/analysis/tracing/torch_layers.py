@@ -49,7 +49,8 @@ class TorchLayerCall(AttentionCall):
         self._padding: Tensor | None = arguments.get("key_padding_mask")
         self._mask: Tensor | None = arguments.get("attn_mask")
         if output.is_nested:  # rows of padding get the output of zero heads
-            hidden, bias = nested_padding(output), layer.out_proj.bias
+            hidden = nested_padding(output)
+            bias = layer.out_proj.bias
             output = torch.where(hidden[..., None], 0.0 if bias is None else bias.detach(), to_padded(output))
             self._mask = hidden[:, None, :, None].expand(-1, layer.num_heads, -1, output.shape[1]).flatten(0, 1)
         self._out = output
@@ -146,7 +147,8 @@ class TorchLayerCall(AttentionCall):
 
     def _mask_and_bias(self, n_appended: int) -> tuple[Mask | None, Tensor | None]:
         """Combine both masks of torch's layer, each either bool (True is hidden) or a float that is added."""
-        T, S = self.out.shape[-2], self._batch_first(self._inputs[1]).shape[-2] + n_appended
+        T = self.out.shape[-2]
+        S = self._batch_first(self._inputs[1]).shape[-2] + n_appended
         mask: Mask | None = None
         bias: Tensor | None = None
         for layer_mask, is_padding in ((self._mask, False), (self._padding, True)):

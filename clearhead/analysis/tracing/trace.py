@@ -184,7 +184,8 @@ class Trace:
         """
         path, _, kind = name.rpartition(".")
         if name in self._modules or kind not in KINDS:
-            path, kind = name, "weights" if name in self._runs_by_kind["weights"] else "output"
+            path = name
+            kind = "weights" if name in self._runs_by_kind["weights"] else "output"
         readers: dict[str, Callable[[str], Tensor]] = {
             "weights": self.weights,
             "output": self.output,
@@ -414,7 +415,8 @@ class Trace:
 
     def _thumbnail(self, path: str) -> str:
         record = self._run(path, -1)
-        T, S = record.length, record.steps[-1].value.call.S
+        T = record.length
+        S = record.steps[-1].value.call.S
         if not 0 < max(T, S) <= _MAX_THUMBNAIL_POSITIONS:
             return ""
         weights = self.weights(path).detach().float().flatten(0, -4)[0].mean(0)

@@ -143,8 +143,10 @@ class HeadStats:
 
     def add(self, block: Float[Tensor, "H r S"], start: int) -> None:
         """Add the rows start, start + 1, … of all heads."""
-        weights, stop = block.float().cpu(), start + block.shape[1]
-        spread, distances = entropy(weights), mean_attention_distance(weights, self.layout.distances(start, stop))
+        weights = block.float().cpu()
+        stop = start + block.shape[1]
+        spread = entropy(weights)
+        distances = mean_attention_distance(weights, self.layout.distances(start, stop))
         n_visible = (weights > 0).any(0).sum(-1).expand(weights.shape[:2])  # (H, r)
         has_choice = n_visible >= 2
         for name, keys in self.layout.pattern_keys(start, stop).items():

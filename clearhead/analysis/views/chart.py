@@ -60,7 +60,8 @@ class Chart:
         """Return the cell texts."""
         if self.texts is not None:
             return [[text.strip() or text for text in row] for row in self.texts]
-        sign, values = "+" if self.signed else "", self.values.tolist()
+        sign = "+" if self.signed else ""
+        values = self.values.tolist()
         most = max((abs(v) for row in values for v in row if v), default=0.0, key=lambda v: -1 if math.isnan(v) else v)
         digits = 2 if not most < 0.1 else 1 - math.floor(math.log10(most))  # two significant digits for the largest
         least = 0.5 * 10**-digits
@@ -79,7 +80,9 @@ class Chart:
         words = (plain(self.columns), *self.cells())
         heads, *cells = [[cell if display_width(cell) <= 9 else cell[:8] + "…" for cell in row] for row in words]
         wide = max((display_width(cell) for row in (heads, *cells) for cell in row), default=1)
-        each, room, blocks = max(1, (width - margin) // (wide + 1)), width - margin - wide - 4, []
+        each = max(1, (width - margin) // (wide + 1))
+        room = width - margin - wide - 4
+        blocks = []
         for first in range(0, len(heads), each):
             part = slice(first, first + each)
             lines = [[flush_right(cell, wide) for cell in row[part]] for row in (heads, *cells)]
@@ -94,7 +97,8 @@ class Chart:
     def html(self) -> str:
         """Return the chart as an HTML table."""
         head = "".join(f"<th scope=col>{escape(name.strip() or name)}</th>" for name in self.columns)
-        lines, columns = [], (self.rows, self.cells(), self.shades().tolist(), self.values.tolist())
+        lines = []
+        columns = (self.rows, self.cells(), self.shades().tolist(), self.values.tolist())
         for name, row, shades, values in zip(*columns, strict=True):
             cells = "".join(
                 f'<td style="--w:{0 if math.isnan(s) else abs(s) * 100:.0f}%" class="{"low" if s < 0 else "high"}'

@@ -31,7 +31,8 @@ def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
     T, S = weights.shape
     width, height = 7.0, 6.2
     if max(T, S) <= _LABELLED:
-        width, height = max(3.2, min(11.0, 1.6 + 0.32 * S)), max(2.4, min(11.0, 1.3 + 0.32 * T))
+        width = max(3.2, min(11.0, 1.6 + 0.32 * S))
+        height = max(2.4, min(11.0, 1.3 + 0.32 * T))
     figure, axes = _plot(width, height, title)
     aspect = "equal" if max(T, S) <= 3 * min(T, S) else "auto"
     image = axes.imshow(weights.detach().float().cpu().numpy(), cmap=_shades(), vmin=0, aspect=aspect)
@@ -117,7 +118,8 @@ def chart(chart: Chart | PCAProjection) -> Figure:
     if chart.is_bars:
         return _bars(chart)
     has_labels = len(chart.columns) <= 32
-    width, height = 1.8 + (0.72 if has_labels else 0.12) * len(chart.columns), 1.3 + 0.33 * len(chart.rows)
+    width = 1.8 + (0.72 if has_labels else 0.12) * len(chart.columns)
+    height = 1.3 + 0.33 * len(chart.rows)
     figure, axes = _plot(max(4.2, min(24.0, width)), max(2.0, min(14.0, height)), _plain(chart.title))
     shades = chart.shades()
     colors = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if chart.signed else _shades()
@@ -233,11 +235,14 @@ def patches(
     check_patches(weights, grid)
     rows, columns = grid
     weights, H = weights.detach().float().cpu(), weights.shape[0]
-    across, down = min(5, H + 1), math.ceil((H + 1) / min(5, H + 1))
+    across = min(5, H + 1)
+    down = math.ceil((H + 1) / min(5, H + 1))
     figure = _figure(1.7 * across, 1.85 * down, title)
     cells = figure.subplots(down, across, squeeze=False).flatten()
     height, width = image.shape
-    patch_height, patch_width, extent = height / rows, width / columns, (0, width, height, 0)
+    patch_height = height / rows
+    patch_width = width / columns
+    extent = (0, width, height, 0)
     for number, axes in enumerate(cells):
         axes.set_axis_off()
         if number > H:

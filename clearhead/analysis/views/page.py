@@ -156,11 +156,14 @@ def page_data(
     for attention_map in maps:
         for labels in (attention_map.rows, attention_map.columns):
             texts.setdefault(labels, len(texts))
-    storage, layers = plan(maps, budget), []
+    storage = plan(maps, budget)
+    layers = []
     for i, attention_map in enumerate(maps):
         on_layer(i, len(maps))
         layers.append(_layer(attention_map, texts, storage))
-    first, rollouts, image = maps.index(report.default_map), report.rollouts(), None
+    first = maps.index(report.default_map)
+    rollouts = report.rollouts()
+    image = None
     if report.image is not None:
         pixels = base64.b64encode(report.image.to(torch.uint8).contiguous().numpy().tobytes()).decode()
         image = {"height": report.image.shape[0], "width": report.image.shape[1], "pixels": pixels}
@@ -191,7 +194,8 @@ def page_data(
 
 def _layer(attention_map: AttentionMap, texts: dict[tuple[str, ...], int], storage: StoragePlan) -> JSONObject:
     stats = HeadStats(attention_map.layout, attention_map.rows, attention_map.columns)
-    thumbs, packed = _Thumbnails(attention_map), make_packer(attention_map, storage)
+    thumbs = _Thumbnails(attention_map)
+    packed = make_packer(attention_map, storage)
     for rows in attention_map.row_blocks():
         for part in (stats, thumbs, packed):
             part.add(*rows)
@@ -229,7 +233,8 @@ class _Thumbnails:
 
     def __init__(self, attention_map: AttentionMap) -> None:
         self._rows = len(attention_map.rows)
-        R, C = min(self._rows, _THUMB), min(len(attention_map.columns), _THUMB)
+        R = min(self._rows, _THUMB)
+        C = min(len(attention_map.columns), _THUMB)
         self._cells = torch.zeros(attention_map.n_heads + 1, R, C)
 
     def add(self, block: Tensor, start: int) -> None:
@@ -329,7 +334,8 @@ class _TiledMatrices:
         self._sizes = H, T, S = attention_map.n_heads + 1, len(attention_map.rows), len(attention_map.columns)
         self._tall, self._wide = math.ceil(T / side), math.ceil(S / side)  # cells of a tile
         R, C = math.ceil(T / self._tall), math.ceil(S / self._wide)
-        self._largest, self._sums = torch.zeros(H, R, C), torch.zeros(H, R, C)
+        self._largest = torch.zeros(H, R, C)
+        self._sums = torch.zeros(H, R, C)
         keys_per_row = min(keys_per_row, S)
         self._keys = torch.zeros(H, T, keys_per_row, dtype=torch.int32)
         self._weights = torch.zeros(H, T, keys_per_row)

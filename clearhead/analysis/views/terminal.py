@@ -209,7 +209,9 @@ def _cut(rows: Sequence[str], columns: Sequence[str], width: int) -> list[str]:
 
 def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width: int, color: bool) -> str:
     """Return cells pooled by their maximum, one character each, with positions as column labels."""
-    T, S, high = len(rows), len(columns), min(len(rows), _MOST_ROWS)
+    T = len(rows)
+    S = len(columns)
+    high = min(len(rows), _MOST_ROWS)
     firsts = [-(-i * T // high) for i in range(high)]
     labels = [f"{rows[i]} {i}"[-16:] for i in firsts]
     wide = max(1, min(S, width - max(map(display_width, labels), default=0) - 1))

@@ -105,7 +105,8 @@ class WalkthroughBuilder:
     """
 
     def __init__(self, trace: Trace, lines: Mapping[str, TokenAxis]) -> None:
-        self._trace, self._axes = trace, lines
+        self._trace = trace
+        self._axes = lines
         self._steps: list[WalkthroughStep] = []
         self._stack_outputs: IndexedTensors = []  # outputs of stacks and blocks; a memory is one of these
         self._model_output: Tensor | None = None  # output of the model itself
@@ -134,7 +135,8 @@ class WalkthroughBuilder:
 
     def add_step(self, role: str, values: Tensor, symbols: str, **details: Any) -> int:
         """Add a step and return its index; `symbols` are the symbols of its dimensions, separated by blanks."""
-        role_texts, names = texts()[role], tuple(symbols.split())
+        role_texts = texts()[role]
+        names = tuple(symbols.split())
         self.sizes.update({name: n for name, n in zip(names, values.shape, strict=True) if not name.isdigit()})
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values
@@ -174,7 +176,8 @@ class WalkthroughBuilder:
 
     def _add_module(self, call: ModuleCall, x: Tensor, source: int | None, section: str) -> int:
         """Add a module without attention: one step, or two for an embedding of ids and for a feed-forward network."""
-        module, axis = call.module, self._axis(call.path)
+        module = call.module
+        axis = self._axis(call.path)
         common: Kwargs = {
             "module": call.path,
             "section": section,
@@ -224,7 +227,9 @@ class WalkthroughBuilder:
         return self.add_step(role, x, f"{symbol} {last}", rows=tuple(axis.tokens[-len(x) :]), **details)
 
     def _add_feed_forward(self, call: ModuleCall, x: Tensor, matrices: list[ModuleCall], common: Kwargs) -> int:
-        hidden, down, axis = matrices[-1].inputs[0], matrices[-1], self._axis(call.path)
+        hidden = matrices[-1].inputs[0]
+        down = matrices[-1]
+        axis = self._axis(call.path)
         if hidden.shape[:-1] != x.shape[:-1]:  # experts, each with its routed tokens
             common |= {"branch": "feed-forward", "formula": "feed_forward({h}) = Σ share · expert({h})"}
             return self._add_vectors("feed_forward", x, axis, **common)
@@ -243,7 +248,9 @@ class WalkthroughBuilder:
     # -- inside an attention layer ------------------------------------------------------------------------------------
 
     def _add_attention(self, call: ModuleCall, source: int | None, section: str) -> int:
-        attention_inputs, path, axis = self._trace.attention_inputs(call.path), call.path, self._axis(call.path)
+        attention_inputs = self._trace.attention_inputs(call.path)
+        path = call.path
+        axis = self._axis(call.path)
         memories = [x for x in call.inputs[1:2] if not same(x, call.inputs[0])]
         keys = (
             next((candidate for candidate in self._axes.values() if candidate.symbol == "S"), axis)
@@ -309,7 +316,8 @@ class WalkthroughBuilder:
         common: Kwargs,
     ) -> list[int]:
         """Add queries, keys and values, from their projections if these are modules."""
-        cross, projections = common["branch"] == "cross-attention", []
+        cross = common["branch"] == "cross-attention"
+        projections = []
         for role, x in {"q": attention_inputs.q, "k": attention_inputs.k, "v": attention_inputs.v}.items():
             axis, source = sources_by_role[role != "q"]
             product = next((child for child in call.children if child.name == f"{role}_proj"), call)
@@ -416,7 +424,8 @@ def _rotary_note(x: Tensor, product: ModuleCall, layer: nn.Module) -> str:
         return ""
     if same(y.unflatten(-1, (x.shape[-3], x.shape[-1])).transpose(-2, -3), x):
         return ""
-    rotary, normed = getattr(layer, "rotary", None), getattr(layer, "q_norm", None) is not None
+    rotary = getattr(layer, "rotary", None)
+    normed = getattr(layer, "q_norm", None) is not None
     if rotary is None:
         return "Normalized per head." if normed else "Changed after the projection."
     begin = "Normalized per head, then rotated" if normed else "Rotated"

@@ -139,7 +139,8 @@ def selected_sections(walkthrough: Walkthrough, layer: str | int, head: int) -> 
 def _summary(walkthrough: Walkthrough, section: Section) -> str:
     """Return one line about a block that is not displayed in full."""
     steps = walkthrough.steps[section.first : section.last + 1]
-    first, last = walkthrough.steps[steps[0].sources[0]].values, steps[-1].values
+    first = walkthrough.steps[steps[0].sources[0]].values
+    last = steps[-1].values
     lengths = [float(x.norm(dim=-1).mean()) for x in (first, last)]
     change = float((last - first).norm(dim=-1).mean())
     return (

@@ -167,11 +167,13 @@ def build_walkthrough(
         ConfigError: If the model has no attention that can be recorded.
     """
     if isinstance(model, nn.Module):  # without a tokenizer, tokens are labeled by position
-        axes, name = {"encoder": TokenAxis("S", (), 0)} if len(model_input) > 1 else {}, type(model).__name__
+        axes = {"encoder": TokenAxis("S", (), 0)} if len(model_input) > 1 else {}
+        name = type(model).__name__
         return _WalkthroughRun(model, name, axes | {"": TokenAxis("T", (), 0)}, None, *model_input).result(
             f"A run of {name}"
         )
-    trained, text = model, model_input[0]
+    trained = model
+    text = model_input[0]
     if isinstance(trained.model, EncoderDecoder):
         return _of_pair(trained, text, max_new_tokens)
     if isinstance(trained.model, VisionTransformer):
@@ -242,7 +244,8 @@ def _of_ids(
     trained: Pipeline, text: str, prompt_ids: list[int], generated: list[int], source_ids: Sequence[int] = ()
 ) -> Walkthrough:
     """Return the walkthrough of a run; the last generated id is not encoded."""
-    names, input_ids = trained.tokenizer.tokens, [*prompt_ids, *generated[:-1]]
+    names = trained.tokenizer.tokens
+    input_ids = [*prompt_ids, *generated[:-1]]
     axes = {"encoder": TokenAxis("S", names(list(source_ids)), len(source_ids))} if source_ids else {}
     axes |= {"": TokenAxis("T", names(input_ids), len(prompt_ids))}
     inputs = (tasks.ids_tensor(trained, row) for row in (source_ids, input_ids) if row)
@@ -270,7 +273,9 @@ class _WalkthroughRun:
     def __init__(
         self, model: nn.Module, name: str, axes: dict[str, TokenAxis], model_input: str | Tensor | None, *inputs: Tensor
     ) -> None:
-        self._model, self._name, self._axes = model, name, axes
+        self._model = model
+        self._name = name
+        self._axes = axes
         self.predictions: list[Prediction] = []
         with torch.no_grad(), eval_mode(iter_modules(model)), trace(model) as recorded, record_calls(model) as visits:
             output = first_tensor(model(*inputs))
@@ -295,7 +300,8 @@ class _WalkthroughRun:
         self, token_ids: Sequence[int], tokens: Callable[[list[int]], list[str]], first: int = 0
     ) -> None:
         """Add the predictions from row `first` on, and the final steps."""
-        axis, builder = self._axes[""], self._builder
+        axis = self._axes[""]
+        builder = self._builder
         logits = self.output[0].reshape(-1, self.output.shape[-1])  # (T, V), or (1, V) of classes
         is_single = logits.shape[0] == 1 and len(axis.tokens) > 1
         probabilities = logits[first : first + len(token_ids)].float().softmax(-1).cpu()
@@ -306,7 +312,8 @@ class _WalkthroughRun:
             words = tuple(TokenProbability(*parts) for parts in zip(tokens(ids), ids, shares, strict=True))
             word = TokenProbability(tokens([id_])[0], id_, float(probabilities[i, id_]))
             self.predictions.append(Prediction(() if is_single else tuple(axis.tokens[: first + i + 1]), words, word))
-        steps, rows = builder.steps, () if is_single else tuple(axis.tokens[first:])
+        steps = builder.steps
+        rows = () if is_single else tuple(axis.tokens[first:])
         common: Kwargs = {"module": steps[-1].module, "section": steps[-1].section, "rows": rows}
         letter = "1" if is_single else axis.symbol if first == 0 else "steps"
         cells = tuple(tuple(word.token for word in prediction.top) for prediction in self.predictions)
@@ -359,8 +366,10 @@ def _round_values(x: Tensor) -> object:
 
 
 def _section(steps: Sequence[WalkthroughStep], numbers: list[int]) -> Section:
-    first, last = numbers[0], numbers[-1]
-    where, roles = steps[first].section, [steps[i].role for i in numbers]
+    first = numbers[0]
+    last = numbers[-1]
+    where = steps[first].section
+    roles = [steps[i].role for i in numbers]
     match = re.fullmatch(r"(?:(.*)\.)?([^.]+)\.(\d+)", where)
     if match is not None:
         stack = (match[1] or "").rpartition(".")[2]

@@ -144,7 +144,8 @@ def rnn_for_long(t: Experiment) -> None:
     t.record_case(
         "steps from the first to the last of 1,000", f"{rnn} against {attention}", rnn <= attention, in_scope=False
     )
-    x, w = t.normal(200, 16).requires_grad_(), torch.linalg.qr(t.normal(16, 16)).Q * 0.9
+    x = t.normal(200, 16).requires_grad_()
+    w = torch.linalg.qr(t.normal(16, 16)).Q * 0.9
     h = torch.zeros(16, dtype=torch.float64)
     for step in x:
         h = torch.tanh(h @ w + step)
@@ -152,7 +153,8 @@ def rnn_for_long(t: Experiment) -> None:
     through, direct = (jacobian_row(y.sum(), x)[0].norm().item() for y in (h, out))
     case_name = "gradient reaching the first of 200 inputs: recurrent, attention"
     t.record_case(case_name, f"{through:.1e}, {direct:.1e}", through >= direct, in_scope=False)
-    lengths, layers = [10**i for i in range(1, 7)], {"self-attention": ATTENTION, "recurrent": RECURRENT}
+    lengths = [10**i for i in range(1, 7)]
+    layers = {"self-attention": ATTENTION, "recurrent": RECURRENT}
     curves = {name: [float(count.subs({n: x, d: 512})) for x in lengths] for name, count in layers.items()}
     title = "Multiply-adds of one layer, d = 512"
     t.draw(Lines(title, "tokens", "operations", lengths, curves, log_x=True, log_y=True))
@@ -160,10 +162,13 @@ def rnn_for_long(t: Experiment) -> None:
 
 def longest_path(n: int, *, recurrent: bool) -> int:
     """Return the length of the shortest path from the first of n positions to the farthest reachable one."""
-    far, edge, steps = {0}, {0}, -1
+    far = {0}
+    edge = {0}
+    steps = -1
     while edge:
         reached = {p + 1 for p in edge if p + 1 < n} if recurrent else set(range(n))
-        edge, steps = reached - far, steps + 1
+        edge = reached - far
+        steps = steps + 1
         far |= edge
     return steps
 

@@ -84,7 +84,8 @@ def conv_weights(t: Experiment) -> None:
     method="A 32 × 32 image through each layer.",
 )
 def conv_sizes(t: Experiment) -> None:
-    x, net = torch.zeros(1, 1, 32, 32), network(144)
+    x = torch.zeros(1, 1, 32, 32)
+    net = network(144)
     expected = {0: (8, 28, 28), 1: (8, 7, 7), 3: (16, 6, 6), 4: (16, 3, 3), 6: (144,)}
     for i, layer in enumerate(net):
         x = layer(x)
@@ -99,7 +100,8 @@ def conv_sizes(t: Experiment) -> None:
     method="The network with commas, with 120 and with 144, on a 32 × 32 image.",
 )
 def conv_linear_144(t: Experiment) -> None:
-    image, message = torch.zeros(1, 1, 32, 32), "runs"
+    image = torch.zeros(1, 1, 32, 32)
+    message = "runs"
     try:
         network(120)(image)
     except RuntimeError as error:
@@ -140,11 +142,13 @@ def conv_program_runs(t: Experiment) -> None:
     method="The linear layer's weights reshaped into the kernel: equal logits on random images.",
 )
 def conv_instead_of_linear(t: Experiment) -> None:
-    net, conv = network(144).double(), nn.Conv2d(16, 10, 3).double()
+    net = network(144).double()
+    conv = nn.Conv2d(16, 10, 3).double()
     last = net[7].state_dict()
     conv.load_state_dict(last | {"weight": last["weight"].view(10, 16, 3, 3)})
     x = net[:6](t.normal(5, 1, 32, 32))
-    a, b = net[6:](x), conv(x)
+    a = net[6:](x)
+    b = conv(x)
     t.assert_equal("output", tuple(b.shape[1:]), (10, 1, 1))
     t.assert_below("difference of the logits", max_abs_diff(a, b.flatten(1)), 1e-12)
 
@@ -234,7 +238,8 @@ def pooling_max_average(t: Experiment) -> None:
 )
 def filters_local_heads_global(t: Experiment) -> None:
     x = t.normal(1, 9, 4).requires_grad_()
-    conv, mha = nn.Conv1d(4, 4, 3, padding=1).double(), MultiHeadAttention(4, 2).double()
+    conv = nn.Conv1d(4, 4, 3, padding=1).double()
+    mha = MultiHeadAttention(4, 2).double()
     for name, out, expected in (("convolution", conv(x.mT).mT, [4, 5, 6]), ("attention", mha(x), list(range(1, 10)))):
         reached = jacobian_row(out[0, 4].sum(), x)[0].abs().sum(1) > 0
         t.assert_equal(f"{name}: inputs of output 5", reached.nonzero().flatten().add(1).tolist(), expected)
@@ -258,7 +263,8 @@ def convolution_equivariance(t: Experiment) -> None:
     def gap(conv: nn.Module, shift: int) -> float:
         return max_abs_diff(conv(x).roll(shift, -1)[..., 4:-4], conv(moved)[..., 4:-4])
 
-    conv, strided = nn.Conv2d(1, 3, 5, padding=2), nn.Conv2d(1, 3, 5, padding=2, stride=2)
+    conv = nn.Conv2d(1, 3, 5, padding=2)
+    strided = nn.Conv2d(1, 3, 5, padding=2, stride=2)
     t.assert_below("stride 1, shift 1", gap(conv, 1), 1e-6)
     t.assert_below("stride 2, shift 1", min(gap(strided, shift) for shift in (0, 1)), 1e-6, "{:.2f}", in_scope=False)
     net = ConvNet(ConvNetConfig()).eval()

@@ -68,7 +68,8 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers of sentences and assertions, and how many are tested."""
-        n, accounted = len(self.assertions), sum(a.accounted for a in self.assertions)
+        n = len(self.assertions)
+        accounted = sum(a.accounted for a in self.assertions)
         reasons = Counter(a.reason for a in self.assertions if not a.claims)
         counts = {"document": self.name, "source": self.source, "sentences": len(self.pointers), "assertions": n}
         counts |= {"tested": sum(bool(a.claims) for a in self.assertions)}

@@ -188,7 +188,8 @@ def dedup_loss_rows(t: Experiment) -> None:
     method="[Z Z]·I against Z W_O in fractions, and both losses.",
 )
 def dedup_two_heads(t: Experiment) -> None:
-    one_head_logits, two = logits(), logits(exact.eye(4), heads=2)
+    one_head_logits = logits()
+    two = logits(exact.eye(4), heads=2)
     t.record_case(
         "first row of the logits", exact.pair(one_head_logits[0][:4], two[0][:4]), one_head_logits[0] == two[0]
     )

@@ -42,7 +42,8 @@ def ffn_positionwise(t: Experiment) -> None:
     wide = ffn.up.out_features
     t.record_case("widths", f"{ffn.up.in_features} → {wide} → {ffn.down.out_features}", wide == 2048)
     x = t.normal(1, 5, 512)
-    y, moved = ffn(x), x.clone()
+    y = ffn(x)
+    moved = x.clone()
     moved[0, 2] += 1.0
     changed = [i + 1 for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
     t.assert_equal("position 3 disturbed: outputs changed", changed, [3])

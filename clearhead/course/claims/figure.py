@@ -111,7 +111,8 @@ class MatrixFigure:
 
     def svg(self) -> str:
         """Return the matrix as an SVG element; cells that are large enough contain their values."""
-        n_rows, n_columns = len(self.rows), max(map(len, self.rows))
+        n_rows = len(self.rows)
+        n_columns = max(map(len, self.rows))
         cell = max(0.13, min(0.42, 4.4 / max(n_rows, n_columns)))
         figure = new_figure(max(n_columns * cell + 0.9, 3.6), n_rows * cell + 0.5)
         axes = figure.add_subplot()

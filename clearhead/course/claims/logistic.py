@@ -76,7 +76,9 @@ def penalty(w: tuple[sp.Expr, ...]) -> sp.Expr:
     ),
 )
 def infinity_norm_update(t: Experiment) -> None:
-    x, y, lam = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), 1.0, 0.7
+    x = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    y = 1.0
+    lam = 0.7
 
     def loss(w: torch.Tensor) -> torch.Tensor:
         p = torch.sigmoid(w @ x)
@@ -85,13 +87,17 @@ def infinity_norm_update(t: Experiment) -> None:
     unit = torch.eye(3, dtype=torch.float64)
     for entries in ((0.3, -1.5, 0.2), (2.0, 1.0, -1.9)):
         w = torch.tensor(entries, dtype=torch.float64, requires_grad=True)
-        v, gradient = w.detach(), jacobian_row(loss(w), w)
-        base, at, at_x = (torch.sigmoid(v @ x) - y) * x, unit[v.abs().argmax()], unit[x.abs().argmax()]
+        v = w.detach()
+        gradient = jacobian_row(loss(w), w)
+        base = (torch.sigmoid(v @ x) - y) * x
+        at = unit[v.abs().argmax()]
+        at_x = unit[x.abs().argmax()]
         gaps = [max_abs_diff(gradient - base, lam * part) for part in (v * at, v * at_x, at, at_x)]
         t.assert_below(f"w = {entries}: difference", gaps[0], 1e-12)
         same = int(torch.equal(at, at_x))  # then the second option is the first
         t.assert_above("the others that say something else", min(gaps[1 + same :]), 1e-3, "{:.2f}")
-    tie, moves = torch.tensor([1.0, -1.0, 0.2], dtype=torch.float64), t.normal(2000, 3)
+    tie = torch.tensor([1.0, -1.0, 0.2], dtype=torch.float64)
+    moves = t.normal(2000, 3)
     step = (torch.sigmoid(tie @ x) - y) * x + lam * tie * unit[0]
     below = (loss(tie + moves) - loss(tie) - moves @ step).min().item()
     t.record_case("w = (1, −1, 0.2), a tie: loss above its tangent by at least", f"{below:.1e}", below >= -1e-12)

@@ -127,7 +127,8 @@ def decoder_masks(t: Experiment) -> None:
     model = DECODER.replace(positions=NoPE()).build().double().eval()
     ids, pad = _ids(t, 1, 5), _ids(t, 1, 3)
     alone = model(ids)
-    right, left_padded = model(torch.cat([ids, pad], 1))[:, :5], model(torch.cat([pad, ids], 1))[:, 3:]
+    right = model(torch.cat([ids, pad], 1))[:, :5]
+    left_padded = model(torch.cat([pad, ids], 1))[:, 3:]
     t.assert_below("padding on the right", max_abs_diff(right, alone), 1e-12, "changes by {:.1e}")
     t.note(f"padding on the left would be felt: changes by {max_abs_diff(left_padded, alone):.1e}")
 
@@ -144,7 +145,8 @@ def decoder_masks(t: Experiment) -> None:
 def encoder_decoder_masks(t: Experiment) -> None:
     net = _encoder_decoder()
     source, target = _ids(t, 1, 4), _ids(t, 1, 5)
-    padded, mask = torch.cat([source, _ids(t, 1, 3)], 1), padding(torch.tensor([4]))
+    padded = torch.cat([source, _ids(t, 1, 3)], 1)
+    mask = padding(torch.tensor([4]))
     alone = net(source, target)
     both, self_only, cross_only = (
         max_abs_diff(net.decode(target, net.encode(padded, mask=in_encoder), memory_mask=in_cross), alone)

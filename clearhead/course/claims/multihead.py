@@ -64,7 +64,9 @@ def head_parameters(t: Experiment) -> None:
     method="Sum of the listed parts, symbolically in n.",
 )
 def head_memory(t: Experiment) -> None:
-    qkv, weights, out = 8 * 3 * n * 64, 8 * n**2, 8 * n * 64
+    qkv = 8 * 3 * n * 64
+    weights = 8 * n**2
+    out = 8 * n * 64
     t.assert_equal("Q, K, V", qkv, 1536 * n)
     t.assert_equal("outputs", out, 512 * n)
     t.assert_equal("total", sp.expand(qkv + weights + out), 8 * n**2 + 2048 * n)
@@ -113,11 +115,13 @@ def heads_same_cost_homework(t: Experiment) -> None:
     condition="it refers to filters; heads have the same number of parameters however many there are",
 )
 def heads_parameter_efficient(t: Experiment) -> None:
-    small, dense = 16 * 9, (8 * 8 * 16) * (8 * 8)
+    small = 16 * 9
+    dense = (8 * 8 * 16) * (8 * 8)
     conv = n_parameters(torch.nn.Conv2d(1, 16, 3, padding=1, bias=False))
     case_name = "16 filters of 3 × 3 against a dense map of the same sizes"
     t.record_case(case_name, f"{conv} against {dense:,}", conv == small < dense)
-    single_head, eight = sum(parameters(512, 1).values()), sum(parameters(512, 8).values())
+    single_head = sum(parameters(512, 1).values())
+    eight = sum(parameters(512, 8).values())
     t.record_case("8 heads against 1", f"{eight:,} against {single_head:,}", eight < single_head, in_scope=False)
 
 
@@ -199,7 +203,8 @@ def receptive_field(t: Experiment) -> None:
     ),
 )
 def heads_differ_by_start(t: Experiment) -> None:
-    x, gaps = t.normal(1, 5, 8), []
+    x = t.normal(1, 5, 8)
+    gaps = []
     for alike in (True, False):
         mha = MultiHeadAttention(8, 2, bias=False).double()
         if alike:
@@ -229,14 +234,16 @@ def pseudocode_runs(t: Experiment) -> None:
     x = t.normal(5, 16).requires_grad_()
 
     def algorithm(x: torch.Tensor) -> torch.Tensor:
-        heads, d_k = [], x.shape[1] // 8
+        heads = []
+        d_k = x.shape[1] // 8
         for i in range(8):
             at = slice(i * d_k, (i + 1) * d_k)
             q, k, v = (x @ part.weight[at].T for part in (mha.q_proj, mha.k_proj, mha.v_proj))
             heads.append((q @ k.T / math.sqrt(d_k)).softmax(-1) @ v)
         return torch.cat(heads, -1) @ mha.o_proj.weight.T
 
-    looped, at_once = algorithm(x), mha(x[None])[0]
+    looped = algorithm(x)
+    at_once = mha(x[None])[0]
     t.assert_below("output: loop against all heads at once", max_abs_diff(looped, at_once), 1e-14)
     slopes = [jacobian_row(y.square().sum(), x) for y in (looped, at_once)]
     t.assert_below("gradient of the input", max_abs_diff(*slopes), 1e-13)
@@ -325,7 +332,8 @@ def heads_gradient_flow(t: Experiment) -> None:
         logs = log_gradient_ratios(gain, starts)
         single_head, many = logs.mean(0).exp().tolist()
         gains = logs[:, 0].abs() - logs[:, 1].abs()
-        mean, error = gains.mean().item(), 2 * gains.std().item() / math.sqrt(starts)
+        mean = gains.mean().item()
+        error = 2 * gains.std().item() / math.sqrt(starts)
         result_text = f"{single_head:.3g}, {many:.3g}; nearer to 1 by {mean:+.3f} ± {error:.3f} (logarithm)"
         case_name = f"{name}: kept with 1 head, with 16"
         t.record_case(case_name, result_text, mean - error > 0, in_scope=gain == 1.0)

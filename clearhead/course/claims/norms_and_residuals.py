@@ -66,7 +66,8 @@ def batch_norm_depends(t: Experiment) -> None:
     ),
 )
 def layer_norm_elementwise(t: Experiment) -> None:
-    batch, norm = t.normal(5, 7), LayerNormChoice().build(7).double()
+    batch = t.normal(5, 7)
+    norm = LayerNormChoice().build(7).double()
     alone = torch.stack([norm(row) for row in batch])
     t.assert_below("five vectors alone and together", max_abs_diff(norm(batch), alone), 1e-14, "differ by {:.1g}")
     a, b = normalized((0, 0, 3)), normalized((0, 3, 3))
@@ -173,7 +174,8 @@ def residual_bypass(t: Experiment) -> None:
         assert isinstance(result, torch.Tensor)
         return result
 
-    post, pre = jacobian(lambda h: norm(h + silent(h))), jacobian(lambda h: h + silent(norm(h)))
+    post = jacobian(lambda h: norm(h + silent(h)))
+    pre = jacobian(lambda h: h + silent(norm(h)))
     ranks = [int(torch.linalg.matrix_rank(matrix, tol=1e-9)) for matrix in (post, pre)]
     t.record_case("gradients of 4 directions that pass: post-norm, pre-norm", ranks, min(ranks) > 0)
     gaps = [max_abs_diff(matrix, torch.eye(4, dtype=torch.float64)) for matrix in (post, pre)]
@@ -209,7 +211,8 @@ def residual_at_least_one(t: Experiment) -> None:
 )
 def residual_deep(t: Experiment) -> None:
     weights = [torch.linalg.qr(t.normal(16, 16)).Q * 0.5 for _ in range(40)]
-    x, depths = t.normal(16).requires_grad_(), (1, 5, 10, 20, 40)
+    x = t.normal(16).requires_grad_()
+    depths = (1, 5, 10, 20, 40)
     sizes: dict[str, list[float]] = {"plain": [], "residual": []}
     for skip, results in enumerate(sizes.values()):
         for depth in depths:
@@ -257,7 +260,8 @@ def skip_regularizes(t: Experiment) -> None:
         case_name = f"λ = {penalty}: slope without and with the skip, truth 1"
         t.record_case(case_name, f"{plain} and {skipped}", abs(skipped - 1) < abs(plain - 1), in_scope=penalty > 0)
     more = _overfitting(t)
-    mean, error = more.mean().item(), (more.std() / 8**0.5).item()
+    mean = more.mean().item()
+    error = (more.std() / 8**0.5).item()
     case_name = "test − training error, skip minus plain, no decay"
     t.record_case(case_name, f"{mean:+.3f} ± {2 * error:.3f}", mean + 2 * error < 0, in_scope=False)
 
@@ -297,7 +301,8 @@ def _overfitting(t: Experiment) -> torch.Tensor:
     condition="the input's variance is well above ε",
 )
 def layer_norm_range(t: Experiment) -> None:
-    x, norm = t.normal(64), LayerNormChoice().build(64).double()
+    x = t.normal(64)
+    norm = LayerNormChoice().build(64).double()
     scales = [10.0**p for p in range(-6, 7)]
     sizes = [norm(x * s).norm().item() / 8 for s in scales]
     case_name = "scale 1 … 10⁶: size against √d"

@@ -100,7 +100,8 @@ def permutation_invariant_vision(t: Experiment) -> None:
 )
 def equivariance(t: Experiment) -> None:
     t.assert_equal("4 tokens, exactly", equivariant(), 24, "{} of 24 orders")
-    mha, x = MultiHeadAttention(6, 2).double(), t.normal(1, 5, 6)
+    mha = MultiHeadAttention(6, 2).double()
+    x = t.normal(1, 5, 6)
     y = mha(x)
     gap = max(max_abs_diff(mha(x[:, list(o)]), y[:, list(o)]) for o in permutations(range(5)))
     t.assert_below("5 tokens, two heads, biases", gap, 1e-12, "largest difference {:.1e}")
@@ -117,7 +118,8 @@ def equivariance(t: Experiment) -> None:
 def swap_changes_nothing(t: Experiment) -> None:
     x = exact.matrix(list(WORDS.values()))
     order = (1, 0, 2)
-    y, swapped = self_attention(x), self_attention(rearranged(x, order))
+    y = self_attention(x)
+    swapped = self_attention(rearranged(x, order))
     for i, token in enumerate(order):
         case_name = f"token {token + 1}, now at position {i + 1}"
         t.record_case(case_name, exact.pair(y[token], swapped[i], " → "), y[token] == swapped[i])
@@ -172,7 +174,8 @@ def formula_proves_invariance(t: Experiment) -> None:
 def cat_chased_dog(t: Experiment) -> None:
     first_order, two = ["cat", "chased", "dog"], ["dog", "chased", "cat"]
     y, z = (self_attention(exact.matrix([WORDS[w] for w in s])) for s in (first_order, two))
-    words, again = dict(zip(first_order, y, strict=True)), dict(zip(two, z, strict=True))
+    words = dict(zip(first_order, y, strict=True))
+    again = dict(zip(two, z, strict=True))
     t.record_case("word by word", f"cat: {exact.pair(words['cat'], again['cat'])}", words == again)
     pooled, same = ([sum(c) for c in zip(*m, strict=True)] for m in (y, z))
     t.assert_equal("summed over the sentence", pooled, same, exact.show)
@@ -190,7 +193,8 @@ def cat_chased_dog(t: Experiment) -> None:
 )
 def weights_by_content(t: Experiment) -> None:
     x = t.normal(5, 4)
-    outputs, scores = single_head_attention(x, x), x @ x.T / 2
+    outputs = single_head_attention(x, x)
+    scores = x @ x.T / 2
     gap = max_abs_diff((outputs / outputs[:, :1]).log(), scores - scores[:, :1])
     t.assert_below("logarithms of their ratios: largest difference", gap, 1e-12)
     moved = [
@@ -213,7 +217,8 @@ def weights_by_content(t: Experiment) -> None:
 )
 def weights_from_dot_products(t: Experiment) -> None:
     x = exact.matrix("1 0; 0 1; 2 1")
-    rotated, unit = exact.matmul(x, exact.matrix("0 1; -1 0")), "1 0; 0 1"
+    rotated = exact.matmul(x, exact.matrix("0 1; -1 0"))
+    unit = "1 0; 0 1"
     for name, wq, wk in (("W_Q = W_K = 1", unit, unit), ("W_Q = (1 0; 1 1), W_K = (0 1; 1 0)", "1 0; 1 1", "0 1; 1 0")):
         sides = [[exact.matmul(y, exact.matrix(w)) for w in (wq, wk)] for y in (x, rotated)]
         before, after = (exact.attention(q, k, exact.eye(3)) for q, k in sides)
@@ -234,7 +239,8 @@ def weights_from_dot_products(t: Experiment) -> None:
 )
 def positions_break_symmetry(t: Experiment) -> None:
     mha = MultiHeadAttention(8, 2).double()
-    x, learned = t.normal(1, 4, 8), t.normal(4, 8)
+    x = t.normal(1, 4, 8)
+    learned = t.normal(4, 8)
     for name, table in (("sinusoidal", Sinusoidal().table(4, 8).double()), ("learned", learned)):
         y = mha(x + table)
         gaps = [max_abs_diff(mha(x[:, [*o]] + table), y[:, [*o]]) for o in permutations(range(4))]
@@ -270,7 +276,9 @@ def patches_shuffled(t: Experiment) -> None:
 )
 def bag_of_symbols(t: Experiment) -> None:
     letters = {"A": [1, 0], "D": [0, 1], "S": [0, 0]}
-    first_order, two, orders = [], [], sorted(set(permutations("DAA")))
+    first_order = []
+    two = []
+    orders = sorted(set(permutations("DAA")))
     for order in orders:
         x = exact.matrix([letters[c] for c in (*order, "S")])
         first = self_attention(x, causal=True)

@@ -52,7 +52,8 @@ def sinusoid_values(t: Experiment) -> None:
 )
 def sinusoid_second_line(t: Experiment) -> None:
     p = sp.symbols("p", positive=True)
-    first, line = sp.sin(p / sp.Integer(10000) ** 0), sp.cos(p / p)
+    first = sp.sin(p / sp.Integer(10000) ** 0)
+    line = sp.cos(p / p)
     case_name = "PE(1, 0) by the first formula and by this line"
     t.record_case(case_name, f"{float(first.subs(p, 1)):.4f} and {float(line):.4f}", sp.simplify(first - line) == 0)
     t.note(f"the line does not depend on the position: {not line.free_symbols}; at position 0 it is 0/0")
@@ -119,7 +120,9 @@ def previous_token_accuracy(kind: str, seed: int) -> tuple[tuple[float, ...], ..
     and share nothing.
     """
     torch.manual_seed(seed)
-    choice, starts, width = KINDS[kind], torch.arange(3), 32
+    choice = KINDS[kind]
+    starts = torch.arange(3)
+    width = 32
     shapes = {"embed": (7, width), "q": (width, width), "k": (width, width), "v": (width, width), "read": (width, 7)}
     w = {name: (torch.randn(3, *shape) / shape[0] ** 0.5).requires_grad_() for name, shape in shapes.items()}
     bias = choice.build(3) if isinstance(choice, RelativeBias) else None
@@ -190,7 +193,8 @@ def sinusoid_longer(t: Experiment) -> None:
 def relative_longer(t: Experiment) -> None:
     results = {kind: previous_token_accuracy(kind, t.seed) for kind in KINDS}
     for kind, place in (("relative bias", 1), ("rotary", 1), ("rotary", 2), ("relative bias", 2)):
-        worst, best = min(row[place] for row in results[kind]), max(row[place] for row in results["sinusoidal"])
+        worst = min(row[place] for row in results[kind])
+        best = max(row[place] for row in results["sinusoidal"])
         case_name = f"{kind} and sinusoidal, length {(TWICE, BEYOND)[place - 1]}"
         t.record_case(
             case_name, f"{worst:.3f} and {best:.3f}", worst > best, in_scope=(kind, place) != ("relative bias", 2)

@@ -33,9 +33,13 @@ def rnn_update(t: Experiment) -> None:
 
     t.assert_equal("h₀ = 0: derivative − printed", gap(sp.Integer(0)), 0)
     # The unmarked options, at one point with g = tanh: the factor after (h₂ − y) g′(z₂).
-    w0, a0, x, z1 = 0.7, -0.4, (1.3, 0.6), -0.4 * 1.3
+    w0 = 0.7
+    a0 = -0.4
+    x = (1.3, 0.6)
+    z1 = -0.4 * 1.3
     inner = 1 - math.tanh(z1) ** 2
-    h1, alternatives = math.tanh(z1), (x[1] + w0 * inner * x[0], inner, w0)
+    h1 = math.tanh(z1)
+    alternatives = (x[1] + w0 * inner * x[0], inner, w0)
     case_name = f"w = {w0}, a = {a0}, x = {x}: h₁ against the other options"
     t.record_case(
         case_name,
@@ -131,5 +135,6 @@ def prefix_states(w: Fraction, xs: list[Fraction]) -> tuple[int, list[Fraction]]
     while reach < len(steps):
         joined = [(b * c, b * y + x) for (c, y), (b, x) in zip(steps, steps[reach:], strict=False)]
         steps = steps[:reach] + joined
-        reach, rounds = 2 * reach, rounds + 1
+        reach = 2 * reach
+        rounds = rounds + 1
     return rounds, [x for _, x in steps]

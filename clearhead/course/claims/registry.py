@@ -237,7 +237,8 @@ def find(ids: Iterable[str]) -> list[Claim]:
     Raises:
         ClaimError: An id is unknown.
     """
-    fields, names = claims(), list(ids)
+    fields = claims()
+    names = list(ids)
     for name in names:
         require_known(name, fields, "no claim is called", ClaimError, fallback="`clearhead claims` lists them")
     return [fields[name] for name in names] if names else list(fields.values())

@@ -178,7 +178,8 @@ def typeset(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for match in _MATRIX.finditer(text):
         # [1, 0], [0, 1] is the same as 1 0; 0 1
         body = match[1] or match[2][1:-1].replace("], [", ";").replace(",", " ")

@@ -75,7 +75,8 @@ def scaled_variance(t: Experiment) -> None:
 )
 def variance_printed_index(t: Experiment) -> None:
     q, k = (1, 2), (3, 5)
-    by_print, score = sum(q[0] * x for x in k), sum(x * y for x, y in zip(q, k, strict=True))
+    by_print = sum(q[0] * x for x in k)
+    score = sum(x * y for x, y in zip(q, k, strict=True))
     t.record_case(
         "q = (1, 2), first key (3, 5): by the sum, by definition", f"{by_print} and {score}", by_print == score
     )
@@ -216,7 +217,8 @@ def jacobian_sizes(
     """Return the mean squared Frobenius norm of the Jacobian over random scores, and its standard error, by width."""
     sizes, errors = [], []
     for d in widths:
-        q, k = t.normal(draws, 1, d), t.normal(draws, n, d)
+        q = t.normal(draws, 1, d)
+        k = t.normal(draws, n, d)
         a = ((q * k).sum(-1) / (math.sqrt(d) if scaled else 1.0)).softmax(-1)
         squares = a.square().sum(-1)
         norms = squares - 2 * a.pow(3).sum(-1) + squares.square()  # ‖diag(a) − a aᵀ‖² = Σ a² − 2 Σ a³ + (Σ a²)²
@@ -267,7 +269,11 @@ def scaled_gradients_stable(t: Experiment) -> None:
     ),
 )
 def large_scores_saturate(t: Experiment) -> None:
-    raw, scaled, slopes, sizes, widths = [], [], [], [], (1, 4, 16, 64, 256)
+    raw = []
+    scaled = []
+    slopes = []
+    sizes = []
+    widths = (1, 4, 16, 64, 256)
     for d in widths:
         q, k = (torch.randn(n, d, generator=t.generator) for n in (2000, 8))
         a, b = (single_head_attention(q, k, scores=scores, impl="reference") for scores in (Dot(), ScaledDot()))

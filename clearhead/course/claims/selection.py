@@ -61,7 +61,8 @@ def permutation_layer(t: Experiment) -> None:
 )
 def selected_value(t: Experiment) -> None:
     v, a = exact.matrix("1 4 7; 2 5 8"), exact.matrix("0 1 0; 1 0 0; 0 0 1")
-    first, second = [row[0] for row in exact.matmul(v, a)], [row[1] for row in v]
+    first = [row[0] for row in exact.matmul(v, a)]
+    second = [row[1] for row in v]
     t.record_case("h₁ and v₂", exact.pair(first, second), first == second)
 
 
@@ -78,10 +79,12 @@ def selected_value(t: Experiment) -> None:
     ),
 )
 def attention_as_convolution(t: Experiment) -> None:
-    n, kernel = 9, torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
+    n = 9
+    kernel = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64)
     distance = torch.arange(n)[None, :] - torch.arange(n)[:, None]
     bias = torch.where(distance.abs() <= 1, kernel[(distance + 1).clamp(0, 2)].log(), -torch.inf)
-    v, q = t.normal(n, 2), torch.zeros(n, 3, dtype=torch.float64)
+    v = t.normal(n, 2)
+    q = torch.zeros(n, 3, dtype=torch.float64)
     conv = torch.nn.functional.conv1d(v.T[:, None], kernel[None, None], padding=1)[:, 0].T
     gaps = (single_head_attention(q, q, v, bias=bias, impl="reference") - conv).abs().amax(1)
     t.assert_below("positions 2 … 8", gaps[1:-1].max(), 1e-12, "largest difference {:.1e}")
@@ -169,7 +172,9 @@ def weights_interpretable(t: Experiment) -> None:
     ),
 )
 def dropout_diffuses(t: Experiment) -> None:
-    p, points, hard = Fraction(1, 10), exact.simplex(4, 12), exact.eye(4)[0]
+    p = Fraction(1, 10)
+    points = exact.simplex(4, 12)
+    hard = exact.eye(4)[0]
 
     def error(a: Sequence[Number], values: tuple[int, ...], p: Fraction = p) -> Number:
         """Return E (Σ m a v / (1 − p) − 1)² if each m is 0 with probability p: bias² + variance."""

@@ -163,7 +163,8 @@ def straight_through(t: Experiment) -> None:
     v = torch.tensor([[5.0], [2.0], [-1.0]], dtype=torch.float64)
     hard = single_head_attention(q, k, v, normalizer=StraightThrough())
     t.assert_equal("forward selects the first value, 5", hard.item(), 5.0, "{:g}")
-    results, soft = jacobian_row(hard.sum(), q), jacobian_row(single_head_attention(q, k, v).sum(), q)
+    results = jacobian_row(hard.sum(), q)
+    soft = jacobian_row(single_head_attention(q, k, v).sum(), q)
     result_text = [round(x, 4) for x in results.flatten().tolist()]
     t.record_case("gradient of the query", result_text, torch.allclose(results, soft) and results.abs().max() > 0)
     draws = [single_head_attention(q, k, v, normalizer=GumbelSoftmax(hard=True)) for _ in range(30)]

@@ -45,7 +45,8 @@ def sparse_saves(t: Experiment) -> None:
     is_asserted=False,
 )
 def local_windows(t: Experiment) -> None:
-    local, all_pairs = window(2, 2).count(64), full().count(64)
+    local = window(2, 2).count(64)
+    all_pairs = full().count(64)
     t.record_case("pairs", f"{local} against {all_pairs}", local < all_pairs)
     step = window(2, 2).dense(64).double()
     reach = [int((torch.linalg.matrix_power(step, layers)[0] > 0).sum()) for layers in (1, 2, 4, 8)]

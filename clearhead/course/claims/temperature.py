@@ -137,11 +137,13 @@ def zero_temperature_examples(t: Experiment) -> None:
     ),
 )
 def scale_by_length(t: Experiment) -> None:
-    score, right = torch.ones(1, 1, dtype=torch.float64), True
+    score = torch.ones(1, 1, dtype=torch.float64)
+    right = True
     for query, keys in ((score, torch.cat((score, 0 * score))), (t.normal(1, 2), t.normal(3, 2))):
         n, width = keys.shape
         s = (query @ keys.mT).flatten()
-        used, by_size = single_head_attention(query, keys, scores=ScaledDot()).flatten(), (s / math.sqrt(n)).softmax(0)
+        used = single_head_attention(query, keys, scores=ScaledDot()).flatten()
+        by_size = (s / math.sqrt(n)).softmax(0)
         case_name = f"{n} keys of width {width}: first weight, used and with T = √{n}"
         t.record_case(case_name, f"{used[0]:.4f} and {by_size[0]:.4f}", torch.allclose(used, by_size, atol=1e-12))
         right &= torch.allclose(used, (s / math.sqrt(width)).softmax(0), atol=1e-12)

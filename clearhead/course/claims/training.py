@@ -32,7 +32,9 @@ from clearhead.training import WarmupCosine
 )
 def warmup_cosine(t: Experiment) -> None:
     s = sp.symbols("s", positive=True)
-    top, warm, total = sp.Rational(1, 1000), sp.Integer(4000), sp.Integer(100_000)
+    top = sp.Rational(1, 1000)
+    warm = sp.Integer(4000)
+    total = sp.Integer(100_000)
     rise = top * s / warm
     fall = top * sp.Rational(1, 2) * (1 + sp.cos((s - warm) / (total - warm) * sp.pi))
     before, after = rise.subs(s, warm), fall.subs(s, warm)
@@ -65,7 +67,9 @@ def clipping_necessary(t: Experiment) -> None:
                 return math.inf
         return x
 
-    free, clipped, gentle = descend(4, math.inf), descend(4, 1.0), descend(2, math.inf)
+    free = descend(4, math.inf)
+    clipped = descend(4, 1.0)
+    gentle = descend(2, math.inf)
     case_name = "x⁴: without and with clipping, after 200 steps"
     t.record_case(case_name, f"{free} and {clipped:.3f}", math.isinf(free) and abs(clipped) < 0.5)
     t.record_case("x² without clipping", f"{gentle:.1e}", abs(gentle) > 1.0, in_scope=False)
@@ -180,9 +184,11 @@ PATIENCE = 1_000
 
 def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
     """Return the number of steps until E x² is below the goal."""
-    square, steps = Fraction(1), 0
+    square = Fraction(1)
+    steps = 0
     while square >= goal and steps < PATIENCE:
-        square, steps = (1 - rate) ** 2 * square + rate * rate / b, steps + 1
+        square = (1 - rate) ** 2 * square + rate * rate / b
+        steps = steps + 1
     return steps
 
 
@@ -200,7 +206,8 @@ def iterations_until(goal: Fraction, rate: Fraction, b: int) -> int:
     ),
 )
 def minibatch_escape(t: Experiment) -> None:
-    sizes, curves = (1, 4, 16, 64), {}
+    sizes = (1, 4, 16, 64)
+    curves = {}
     for strength in (5.0, 10.0):
         shares = []
         for b in sizes:

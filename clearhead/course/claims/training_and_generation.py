@@ -66,7 +66,8 @@ def inference_parallel(t: Experiment) -> None:
     case_name = "two generated tokens: the second's logits, over the choices of the first"
     t.assert_below(case_name, second_token_spread(), 1e-9, "differ by up to {:.3f}")
     model = _config(16, n_layers=1).build().double().eval()
-    full_logits, prompt = model(torch.tensor([[0, 1, 2]]))[:, 1], model(torch.tensor([[0, 1]]))[:, -1]
+    full_logits = model(torch.tensor([[0, 1, 2]]))[:, 1]
+    prompt = model(torch.tensor([[0, 1]]))[:, -1]
     correct = "Training, encoders and the reading of a prompt are parallel; generation takes one pass after another, "
     t.correction(
         f"{correct}because each token is the input of the next.", torch.allclose(full_logits, prompt, atol=1e-12)

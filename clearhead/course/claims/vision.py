@@ -54,7 +54,8 @@ def patches_moved(image: Tensor, order: list[int]) -> Tensor:
     method="PatchEmbedding against nn.Conv2d with the same weights, 3 channels, 48 × 32 pixels.",
 )
 def patches_as_convolution(t: Experiment) -> None:
-    patches, images = PatchEmbedding(3, 16, 11).double(), t.normal(2, 3, 48, 32)
+    patches = PatchEmbedding(3, 16, 11).double()
+    images = t.normal(2, 3, 48, 32)
     conv = patches.as_convolution()
     t.record_case(
         "kernel and stride", f"{conv.kernel_size}, {conv.stride}", conv.kernel_size == conv.stride == (16, 16)
@@ -104,7 +105,8 @@ def vit_2d_positions(t: Experiment) -> None:
     for draw in range(4):
         table = next(p for name, p in model.named_parameters() if "positions" in name).detach().double()
         unit = nn.functional.normalize(table, dim=1)
-        row, column = torch.arange(64) // 8, torch.arange(64) % 8
+        row = torch.arange(64) // 8
+        column = torch.arange(64) % 8
         distance = (row[:, None] - row).abs() + (column[:, None] - column).abs()
         near = [(unit @ unit.T)[distance == d].mean().item() for d in (1, 2, 4)]
         case_name = f"{f'as it begins, draw {draw}' if draw else 'trained'}: distance 1, 2, 4"
@@ -126,7 +128,10 @@ def vit_2d_positions(t: Experiment) -> None:
     condition="it refers to relations between patches; which pixels share a patch is built in",
 )
 def no_spatial_bias(t: Experiment) -> None:
-    model, other, image, order = small(t.seed), small(t.seed), t.normal(3, 1, 8, 12), [4, 0, 5, 2, 1, 3]
+    model = small(t.seed)
+    other = small(t.seed)
+    image = t.normal(3, 1, 8, 12)
+    order = [4, 0, 5, 2, 1, 3]
     table = next(p for name, p in other.named_parameters() if "positions" in name)
     with torch.no_grad():
         table[1:] = table[1:][order].clone()

@@ -67,7 +67,8 @@ def simplify_or_round(x: Number) -> Number:
 
 def _is_long(x: Number) -> bool:
     """Return whether an expression has many nodes, or a root of a number that is not a fraction."""
-    nodes, pending = 0, [x]
+    nodes = 0
+    pending = [x]
     while pending and nodes <= _MOST_NODES:
         nodes += 1
         part = pending.pop()
@@ -144,7 +145,8 @@ def to_tensor(a: Matrix) -> Tensor:
 
 def difference(exact: Sequence[Sequence[Number]], computed: Tensor | Sequence[Sequence[float]]) -> float:
     """Return the largest difference, relative to the largest number if that is above 1."""
-    numbers, computed_values = to_floats(exact), computed.tolist() if isinstance(computed, Tensor) else computed
+    numbers = to_floats(exact)
+    computed_values = computed.tolist() if isinstance(computed, Tensor) else computed
     size = max([1.0, *[abs(x) for row in numbers for x in row]])
     pairs = [pair for rows in zip(numbers, computed_values, strict=True) for pair in zip(*rows, strict=True)]
     worst = max([abs(x - y) for x, y in pairs], default=0.0) / size
@@ -172,7 +174,8 @@ def _elementwise(function: Callable[..., Number]) -> Callable[..., Matrix]:
     """Return an elementwise operation; numbers, rows and columns are broadcast to the largest argument."""
 
     def apply(*parts: Matrix) -> Matrix:
-        n_rows, n_columns = max(len(a) for a in parts), max(len(a[0]) for a in parts)
+        n_rows = max(len(a) for a in parts)
+        n_columns = max(len(a[0]) for a in parts)
         if any(len(a) not in (1, n_rows) or len(a[0]) not in (1, n_columns) for a in parts):
             sizes = " and ".join(f"{len(a)}×{len(a[0])}" for a in parts)
             raise ExpressionError(f"{sizes} do not fit cell by cell; expected shapes that broadcast")
@@ -259,7 +262,8 @@ def _indicator(test: Callable[[int, int], bool], n_rows: int, n_columns: int) ->
 
 def _band(n: Matrix, weights: Matrix) -> Matrix:
     """Return an n×n matrix with `weights` on the diagonals around the main one (distance j − i) and −∞ elsewhere."""
-    size, diagonals = _size(n), dict(enumerate(weights[0], -(len(weights[0]) // 2)))
+    size = _size(n)
+    diagonals = dict(enumerate(weights[0], -(len(weights[0]) // 2)))
     return [[diagonals.get(j - i, -sympy.oo) for j in range(size)] for i in range(size)]
 
 
@@ -311,7 +315,8 @@ def _softmax_float64(scores: Tensor, temperature: Tensor | None = None) -> Tenso
 
 
 def _band_float64(n: Tensor, weights: Tensor) -> Tensor:
-    positions, n_diagonals = torch.arange(int(n)), weights.shape[1]
+    positions = torch.arange(int(n))
+    n_diagonals = weights.shape[1]
     index = positions - positions[:, None] + n_diagonals // 2
     return weights[0][index.clamp(0, n_diagonals - 1)].masked_fill((index < 0) | (index >= n_diagonals), -torch.inf)
 

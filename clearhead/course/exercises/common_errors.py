@@ -58,7 +58,8 @@ def apply_mistake(worksheet: Worksheet, mistake: Values, key: str) -> Matrix | N
     if any(worksheet.problem.get(name) == value for name, value in mistake.get("unless", {}).items()):
         return None
     try:
-        change, steps = _changed_values(mistake, worksheet.problem), _changed_steps(mistake, worksheet)
+        change = _changed_values(mistake, worksheet.problem)
+        steps = _changed_steps(mistake, worksheet)
         if key in steps:
             return steps[key]
         if "gradient" in worksheet.problem and not key.startswith("grad"):

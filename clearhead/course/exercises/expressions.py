@@ -67,7 +67,9 @@ class Evaluator(Generic[V]):
     """Evaluates definitions with one algebra, each at most once."""
 
     def __init__(self, steps: Mapping[str, ast.expr], inputs: Mapping[str, V], algebra: Algebra[V]) -> None:
-        self.steps, self.inputs, self.algebra = steps, inputs, algebra
+        self.steps = steps
+        self.inputs = inputs
+        self.algebra = algebra
         self._values: dict[str, V] = {}
 
     def with_value(self, name: str, value: V) -> Evaluator[V]:
@@ -174,7 +176,8 @@ def _format(node: ast.expr, symbols: Mapping[str, str], latex: bool) -> tuple[st
         parts = [inner(part, level) for part in node.args]
         if name in _NOTATION:
             return _NOTATION[name][latex].format(*parts), 5
-        function, arguments = name.replace("_", " "), ", ".join(parts)
+        function = name.replace("_", " ")
+        arguments = ", ".join(parts)
         return (rf"\operatorname{{{function}}}\left({arguments}\right)" if latex else f"{function}({arguments})"), 5
     if isinstance(node, ast.Name):
         symbol = symbols.get(node.id, node.id)

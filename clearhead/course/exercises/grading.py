@@ -140,7 +140,8 @@ class Grades:
             lines += [f"  {line}" for line in (step.problem, step.because) if line]
             lines += ["  " + " ".join(_SIGNS[mark] for mark in row) for row in step.marks]
             lines += [f"  {line}" for line in step.expected]
-        n_cells, right = sum(step.cells for step in self.steps), sum(step.right for step in self.steps)
+        n_cells = sum(step.cells for step in self.steps)
+        right = sum(step.right for step in self.steps)
         suffix = f", and {self.credit - right} that follow from your earlier numbers" if self.credit > right else ""
         lines.append(f"{right} of {n_cells} cells right{suffix}")
         if self.unanswered:
@@ -186,7 +187,8 @@ def grade_source(worksheet: Worksheet, source: ProblemSource, student: str = "")
     """Grade answers: each cell alone, then cells that follow from wrong ones, then explain the other errors."""
     questions = {step.key: step for step in worksheet.steps if not step.is_given}
     source.allow_keys(*questions)
-    rows, graded = {}, []
+    rows = {}
+    graded = []
     for key, value in source.values.items():
         grid = numeric_columns(questions[key])
         rows[key] = as_rows(value, grid)
@@ -233,7 +235,8 @@ def _grade_cells(
 
 def _with_credit(step: GradedStep, rows: list[list[object]], recomputed: ExactGrid) -> tuple[tuple[Mark, ...], ...]:
     """Return the marks with "follows" for wrong cells that follow from the student's earlier numbers."""
-    marks, least = [list(row) for row in step.marks], min_decimal_places(recomputed)
+    marks = [list(row) for row in step.marks]
+    least = min_decimal_places(recomputed)
     for i, j in step.wrong_cells:
         expected = recomputed.cells[i][j]
         if not is_equal(expected, step.grid.cells[i][j]) and follows(rows[i][j], expected, least):
@@ -349,7 +352,8 @@ def answer_files(paths: list[Path]) -> list[Path]:
 
 def _read_answers(path: Path) -> list[tuple[str, ProblemSource]]:
     """Return the name (by default that of the file) and the answers of each student in a file."""
-    text, ending = read_text(path), path.suffix.lower()
+    text = read_text(path)
+    ending = path.suffix.lower()
     if ending == ".csv":
         return _parse_csv(text, path)
     source = _parse_json(text, path.name) if ending == ".json" else ProblemSource.parse(text, path.name)

@@ -89,7 +89,9 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
     block.allow_keys("step", "says", "place", "why")
     block.require_keys("step", "says")
     key = block.choice("step", steps_by_key)
-    grid, stated, stated_text = numeric_columns(steps_by_key[key]), block.values["says"], ""
+    grid = numeric_columns(steps_by_key[key])
+    stated = block.values["says"]
+    stated_text = ""
     if not isinstance(stated, list) and grid.shape != (1, 1):
         stated_text = f"{stated} for every cell"
         stated = [[stated] * grid.shape[1]] * grid.shape[0]
@@ -99,7 +101,8 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
     place = f" ({block.text('place')})" if "place" in block.values else ""
     shape = (len(rows), len(rows[0]))
     stated_text = stated_text or (str(rows[0][0]) if shape == (1, 1) else f"a {size(*shape)} matrix")
-    opening, differences = f"Step {key}: the document{place} gives {stated_text}", _differences(block, rows, grid)
+    opening = f"Step {key}: the document{place} gives {stated_text}"
+    differences = _differences(block, rows, grid)
     if shape != grid.shape:
         comparison = (
             "the cells they share agree" if not differences else f"{len(differences)} of the cells they share differ"
@@ -123,7 +126,8 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
 
 def _differences(block: ProblemSource, rows: list[list[object]], grid: ExactGrid) -> list[str]:
     """Describe the shared cells that differ."""
-    differences, least = [], min_decimal_places(grid)
+    differences = []
+    least = min_decimal_places(grid)
     for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False)):
         for j, (answer, right) in enumerate(zip(row, exact, strict=False)):
             try:

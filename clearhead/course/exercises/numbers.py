@@ -96,7 +96,8 @@ def exact_and_decimal(cell: Number | str) -> str:
     """Format a number exactly with its decimals, or only in decimals if it is long; words are unchanged."""
     if isinstance(cell, str):
         return cell
-    exact, rounded = text(cell), decimal(cell, 4)
+    exact = text(cell)
+    rounded = decimal(cell, 4)
     return rounded if len(exact) > 40 or exact == rounded else f"{exact} ≈ {rounded}"
 
 
@@ -183,7 +184,9 @@ class _NumberParser:
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEXT:
             raise NumberError(f"got {len(source)} characters; a number has at most {MAX_TEXT}")
-        self.source, self.depth, self.at = source, 0, 0
+        self.source = source
+        self.depth = 0
+        self.at = 0
         self.tokens: list[str] = []
         at = 0
         while source[at:].strip():

@@ -108,7 +108,8 @@ def solve_text(text: str, name: str = "problem.toml") -> Worksheet:
 
 
 def _solve_source(source: ProblemSource, student_values: dict[str, Matrix]) -> Worksheet:
-    kind, sheet = source.choice("kind", PROBLEM_TYPES), WorksheetBuilder(student_values)
+    kind = source.choice("kind", PROBLEM_TYPES)
+    sheet = WorksheetBuilder(student_values)
     source.allow_keys(*COMMON, *PROBLEM_TYPES[kind].keys)
     PROBLEM_TYPES[kind].solve(source, sheet)
     return Worksheet(

@@ -50,7 +50,8 @@ class RandomValues:
             return self._memoize([value], lambda: self._cells([value], _range_around))[0]
         if not value or not isinstance(value[0], list):
             return self._memoize(value, lambda: self._cells(value, _range_of))
-        flat, columns = [cell for row in value for cell in row], [list(column) for column in zip(*value, strict=True)]
+        flat = [cell for row in value for cell in row]
+        columns = [list(column) for column in zip(*value, strict=True)]
         if _is_pattern(flat):
             one_hot = all(sum(line) <= 1 for line in (*value, *columns))
             return value if one_hot else self._memoize(value, lambda: self._shuffle_cells(value))
@@ -79,7 +80,8 @@ class RandomValues:
     def _cell(self, cell: CellValue, number: Number, low: Number, high: Number) -> CellValue:
         if not number.is_Rational:
             return cell
-        below, above = int(sympy.ceiling(low * number.q)), int(sympy.floor(high * number.q))
+        below = int(sympy.ceiling(low * number.q))
+        above = int(sympy.floor(high * number.q))
         while (drawn := sympy.Rational(self.randint(below, above), number.q)).q != number.q:
             pass  # until the fraction keeps its denominator
         return int(drawn) if drawn.is_Integer else f"{drawn.p}/{drawn.q}"
@@ -90,7 +92,8 @@ def _range_around(exact: list[Number]) -> tuple[Number, Number]:
     (x,) = exact
     if x == 0 or not x.is_Rational:
         return x, x
-    least, most = sympy.Rational(1, x.q), max(2 * abs(x), abs(x) + 2)
+    least = sympy.Rational(1, x.q)
+    most = max(2 * abs(x), abs(x) + 2)
     return (least, most) if x > 0 else (-most, -least)
 
 

@@ -91,7 +91,8 @@ class ProblemSource:
     def choice(self, key: str, allowed: Iterable[str], default: str | None = None) -> str:
         if default is None:
             self.require_keys(key)
-        value, options = self.text(key, default or ""), tuple(allowed)
+        value = self.text(key, default or "")
+        options = tuple(allowed)
         if value not in options:
             self.fail(key, f"{key} is {value!r}; expected one of {', '.join(options)}")
         return value

@@ -60,7 +60,8 @@ def starters() -> dict[str, str]:
 
 def starter_code(name: str) -> str:
     """Return the starter code: signature, docstring and comments of the solution, without its body."""
-    lines, in_body = [], False
+    lines = []
+    in_body = False
     for line in _text(name).partition("\n\n\ndef cases")[0].splitlines():
         words = line.strip()
         if not in_body or words.startswith("# "):
@@ -85,8 +86,10 @@ def grade_program(name: str, path: Path) -> ProgramGrade:
 
     This executes the file, so grade only files that you trust.
     """
-    text, function = _text(name), re.findall(r"^def (\w+)", _text(name), re.MULTILINE)[0]
-    reference, submitted = _compile_function(text, function), _load_function(path, function)
+    text = _text(name)
+    function = re.findall(r"^def (\w+)", _text(name), re.MULTILINE)[0]
+    reference = _compile_function(text, function)
+    submitted = _load_function(path, function)
     draw = torch.Generator().manual_seed(7)
     cases = list(
         _compile_function(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64))
@@ -163,7 +166,8 @@ def _difference(got: Output, expected: torch.Tensor) -> str:
         return f"the output is {tuple(got.shape)}, expected {tuple(expected.shape)}"
     if got.isnan().any():
         return "the output contains NaN"
-    error, allowed = (got.double() - expected).abs().max().item(), _TOLERANCE * max(1.0, expected.abs().max().item())
+    error = (got.double() - expected).abs().max().item()
+    allowed = _TOLERANCE * max(1.0, expected.abs().max().item())
     return "" if error <= allowed else f"the output is up to {error:.2g} away from the solution"
 
 

@@ -41,7 +41,8 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     """
     seed = check_int(seed, "seed")
     original = read(problem)
-    source, worked = original.source, solve(original)
+    source = original.source
+    worked = solve(original)
     source_text = f"{source.text('source')}, with" if source.text("source") else "With"
     source_text += f" other numbers (seed {seed})"
     if "follows" in source.values:

@@ -62,7 +62,8 @@ def delta(i: Term, j: Term) -> Term:
     if j.func == _PERMUTED:
         i, j = j, i
     if i.func == _PERMUTED:  # δ(σ(i), j) = δ(i, σ⁻¹(j))
-        i, j = i.args[0], _apply(_UNPERMUTED, j)
+        i = i.args[0]
+        j = _apply(_UNPERMUTED, j)
     difference = sympy.expand(i - j)
     if difference.is_Integer:
         return sympy.Integer(int(difference == 0))
@@ -312,7 +313,8 @@ def _monomial_sum(monomial: Term, bound: list[Term]) -> Term:
             result *= size(range_of(old))
     pending = [i for i in bound if any(factor.has(i) for factor in remaining)]
     while pending:
-        group, inside = {pending[0]}, []
+        group = {pending[0]}
+        inside = []
         while connected := [factor for factor in remaining if factor.has(*group)]:
             inside += connected
             remaining = [factor for factor in remaining if factor not in connected]

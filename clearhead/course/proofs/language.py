@@ -331,7 +331,8 @@ def _binder(node: ast.Call, name: str, scope: Scope) -> Quantity:
     """Return Σ or Π over an index from 1 to a size, or to a size plus a number: then the last parts are split off."""
     if len(node.args) != 3 or not isinstance(node.args[0], ast.Name):
         raise ProofError(f"{ast.unparse(node)!r} needs an index, its last value and a body")
-    bound, body = node.args[0].id, node.args[2]
+    bound = node.args[0].id
+    body = node.args[2]
     last, extra = scalar(node.args[1], scope).as_coeff_Add()[::-1]
     operation, function = (sympy.Add, indexed.total) if name == "sum" else (sympy.Mul, indexed.iterated_product)
     parts = [scalar(body, scope.with_index(bound, last + k)) for k in range(1, int(extra) + 1)]

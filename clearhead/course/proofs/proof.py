@@ -210,7 +210,8 @@ def _definition(equation: ast.expr) -> Definition:
 def _part(block: ProblemSource, scope: Scope) -> ProofPart:
     block.allow_keys("heading", "text", "assume", "start", "step", "induction")
     scope, rules = _assume([parse(text) for text in block.names("assume")], scope, block, "assume")
-    heading, text = block.text("heading"), _words(block, "text")
+    heading = block.text("heading")
+    text = _words(block, "text")
     if "induction" in block.values:
         claim, chains = _induction(block.table("induction"), scope)
         return ProofPart(heading, text, claim, chains)
@@ -239,11 +240,14 @@ def _assume(
 def _induction(block: ProblemSource, scope: Scope) -> tuple[ast.expr, tuple[tuple[str, tuple[ProofLine, ...]], ...]]:
     """Verify an induction: the chains from the left to the right side of the claim, at its start and one later."""
     block.allow_keys("claim", "over", "from", "base", "step")
-    claim, over, first = _parse(block, "claim"), block.text("over"), block.integer("from", 0, least=0)
+    claim = _parse(block, "claim")
+    over = block.text("over")
+    first = block.integer("from", 0, least=0)
     left, relation, right = sides(claim)
     if relation != "=" or over not in scope.sizes:
         block.fail("claim", f"an induction needs an equation and a size that it is over, got {block.text('claim')!r}")
-    start, following = ast.Constant(first), ast.BinOp(ast.Name(over), ast.Add(), ast.Constant(1))
+    start = ast.Constant(first)
+    following = ast.BinOp(ast.Name(over), ast.Add(), ast.Constant(1))
     base = _chain(block, "base", _replace(left, over, start), scope, [], goal=_replace(right, over, start))
     hypothesis, rules = _assume([claim], scope, block, "claim")
     goal = _replace(right, over, following)
@@ -280,7 +284,9 @@ def _chain(
         tree = _parse(step, relation)
         value = _evaluate(step, relation, tree, scope)
         if not _holds(step, relation, previous, value, scope, rules):
-            sign, before, after = _RELATIONS[relation], ast.unparse(lines[-1].expression), step.text(relation)
+            sign = _RELATIONS[relation]
+            before = ast.unparse(lines[-1].expression)
+            after = step.text(relation)
             step.fail(relation, f"this step does not hold: {before} {sign} {after}")
         lines.append(ProofLine(_RELATIONS[relation], tree, _words(step, "because")))
         previous = value

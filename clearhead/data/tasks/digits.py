@@ -356,8 +356,11 @@ class ImageSplit(Split[ImageBatch]):
     def __init__(
         self, images: Images, normalize: Normalization, *, augment: Sequence[Augmentation] = (), seed: int = 0
     ) -> None:
-        self.pixels, self.labels = images.pixels, images.labels
-        self.normalize, self.augment, self.seed = normalize, tuple(augment), seed
+        self.pixels = images.pixels
+        self.labels = images.labels
+        self.normalize = normalize
+        self.augment = tuple(augment)
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -371,8 +374,10 @@ class ImageSplit(Split[ImageBatch]):
         for number, change in enumerate(self.augment):
             columns = torch.arange(change.n_uniforms, device=indices.device)
             images = change(images, counter_rng.uniform(_AUGMENT, self.seed, epoch, number, indices[:, None], columns))
-        n, ones = len(rows), torch.ones(len(rows), device=indices.device)
-        images, labels = self.normalize(images), self.labels[indices]
+        n = len(rows)
+        ones = torch.ones(len(rows), device=indices.device)
+        images = self.normalize(images)
+        labels = self.labels[indices]
         return ImageBatch(images=images, labels=labels, weights=ones, n_tokens=n, n_padded=n, n_labels=n)
 
 
@@ -383,7 +388,8 @@ class DigitClassification:
     n_classes = 10
 
     def __init__(self, train: ImageSplit, validation: ImageSplit) -> None:
-        self.train, self.validation = train, validation
+        self.train = train
+        self.validation = validation
 
     @property
     def image_size(self) -> tuple[int, int]:

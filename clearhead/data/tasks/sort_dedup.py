@@ -25,7 +25,11 @@ from clearhead.data.tokenizers.base import WordLevelTokenizer
 from clearhead.errors import DataError
 
 START, STOP, PAD = "<START>", "<STOP>", "<PAD>"
-_LENGTH, _ORDER, _LETTER, _NARROW, _CONTENT = 307, 311, 313, 317, 331
+_LENGTH = 307
+_ORDER = 311
+_LETTER = 313
+_NARROW = 317
+_CONTENT = 331
 _VALIDATION = -1  # RNG stream of the held-out part; the others are the epochs
 _HELD_OUT_RATIO = 32
 _MAX_TRIALS = 64

@@ -107,7 +107,8 @@ class Recordings:
             held_out_speaker: Use all recordings of this speaker for validation, and none for training.
             evaluation_only: Nothing is trained, so recordings with any number may be in both parts.
         """
-        train, held = self.numbers >= _FIRST_TRAINING_NUMBER, self.numbers < _FIRST_TRAINING_NUMBER
+        train = self.numbers >= _FIRST_TRAINING_NUMBER
+        held = self.numbers < _FIRST_TRAINING_NUMBER
         if held_out_speaker is not None:
             if held_out_speaker not in self.names:
                 hint = did_you_mean(held_out_speaker, self.names)
@@ -236,8 +237,12 @@ class StreamSplit(Split[SpeechBatch]):
         delay: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.recordings, self.mel, self.streams = recordings, mel, streams
-        self.n, self.delay, self.seed = n, delay, seed
+        self.recordings = recordings
+        self.mel = mel
+        self.streams = streams
+        self.n = n
+        self.delay = delay
+        self.seed = seed
         self._noise = _noises(mel.sample_rate)
         self._samples = recordings.samples  # batches are computed on the device of these
         self._clips = torch.stack((recordings.starts, recordings.lengths))
@@ -310,7 +315,8 @@ class StreamSplit(Split[SpeechBatch]):
         counts = low + (count * (high - low + 1)).long()
         counts = torch.where(kind < settings.p_empty + settings.p_single, (kind >= settings.p_empty).long(), counts)
         clips_of, n_clips = self._by_speaker
-        speaker, digit = (speaker * len(n_clips)).long()[:, None], (digit * 10).long()
+        speaker = (speaker * len(n_clips)).long()[:, None]
+        digit = (digit * 10).long()
         clips = clips_of[speaker, digit, (clip * n_clips[speaker, digit]).long()]
         speeds = 1 + settings.speed * (2 * speed - 1)
         durations = (self.recordings.lengths[clips] / speeds).long() + 1
@@ -338,10 +344,8 @@ class StreamSplit(Split[SpeechBatch]):
         start, length = self._clips[0][clip], self._clips[1][clip]
         is_playing = (slot >= 0) & (position < length - 1)
         index = torch.where(is_playing, position.long(), 0)
-        left_sample, right_sample = (
-            self._samples[start + index],
-            self._samples[start + torch.minimum(index + 1, length - 1)],
-        )
+        left_sample = self._samples[start + index]
+        right_sample = self._samples[start + torch.minimum(index + 1, length - 1)]
         fade = self.mel.sample_rate * _FADE_SECONDS
         edge = (torch.minimum(position + 1, length - position) / fade).clamp(max=1.0)
         audio = torch.where(is_playing, (left_sample + (right_sample - left_sample) * (position - index)) * edge, 0.0)
@@ -395,10 +399,13 @@ class SpeechRecognition:
     name = "speech"
 
     def __init__(self, train: StreamSplit, validation: StreamSplit, singles: SingleSplit) -> None:
-        self.train, self.validation, self.singles = train, validation, singles
+        self.train = train
+        self.validation = validation
+        self.singles = singles
         self.mel = train.mel
         sample = train.mel(train._mix(train._plan(torch.arange(64), 0), 2 * train.mel.sample_rate))
-        self.mean, self.std = round(sample.mean().item(), 3), round(sample.std().item(), 3)
+        self.mean = round(sample.mean().item(), 3)
+        self.std = round(sample.std().item(), 3)
 
     @property
     def features(self) -> dict[str, Mel | float]:

@@ -48,7 +48,8 @@ class SpeechBatch(Batch):
 
     def custom_loss(self, logits: Float[Tensor, "B N V"]) -> Float[Tensor, ""]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        lengths, total = self.output_lengths(logits), logits.new_zeros(())
+        lengths = self.output_lengths(logits)
+        total = logits.new_zeros(())
         if self.delay is not None:
             # The log probability of the excluded symbols, per frame.
             allowed = logits.masked_fill(~self._allowed(logits), _EXCLUDED)

@@ -99,8 +99,11 @@ class _Windows(Split[TokenBatch]):
     def __init__(self, n_ids: int, *, context: int, windows: Windows, seed: int, pad_id: int) -> None:
         if n_ids < 2:
             raise DataError(f"a text of {n_ids} tokens has nothing to predict; expected at least 2 tokens")
-        self.n_ids, self.context = n_ids, check_int(context, "context", minimum=1)
-        self.windows, self.seed, self._pad_id = windows, seed, pad_id
+        self.n_ids = n_ids
+        self.context = check_int(context, "context", minimum=1)
+        self.windows = windows
+        self.seed = seed
+        self._pad_id = pad_id
 
     def __len__(self) -> int:
         return self.windows.count(self.n_ids, self.context)
@@ -198,7 +201,9 @@ class ShardSplit(_Windows):
         separate_documents: bool,
         seed: int = 0,
     ) -> None:
-        self.shards, self.first, self.separate_documents = shards, first, separate_documents
+        self.shards = shards
+        self.first = first
+        self.separate_documents = separate_documents
         tokenizer = shards.tokenizer
         self._separator_id = tokenizer.eos_id if separate_documents else None
         super().__init__(last - first, context=context, windows=windows, seed=seed, pad_id=tokenizer.pad_id)
@@ -216,8 +221,10 @@ class LanguageModeling:
     name = "text"
 
     def __init__(self, train: _Windows, validation: _Windows, tokenizer: Tokenizer, report: RowReport) -> None:
-        self.train, self.validation = train, validation
-        self.tokenizer, self.report = tokenizer, report
+        self.train = train
+        self.validation = validation
+        self.tokenizer = tokenizer
+        self.report = report
 
     @classmethod
     def load(

@@ -132,8 +132,10 @@ class PairSplit(Split[PairBatch | PackedPairBatch]):
         self.report = pairs.report.with_skipped(files.TOO_LONG, pairs.select((~fits).tolist()).lines)
         fitting = pairs.select(fits.tolist())
         indices = fits.nonzero().flatten()
-        self.sources, self.targets = fitting.sources, fitting.targets
-        self._source, self._target = source.select(indices), target.select(indices)
+        self.sources = fitting.sources
+        self.targets = fitting.targets
+        self._source = source.select(indices)
+        self._target = target.select(indices)
         self._pad_id = tokenizer.pad_id
 
     def __len__(self) -> int:
@@ -186,7 +188,9 @@ class TranslationTask:
     name = "translation"
 
     def __init__(self, train: PairSplit, validation: PairSplit, tokenizer: Tokenizer) -> None:
-        self.train, self.validation, self.tokenizer = train, validation, tokenizer
+        self.train = train
+        self.validation = validation
+        self.tokenizer = tokenizer
 
     @classmethod
     def load(

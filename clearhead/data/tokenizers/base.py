@@ -113,7 +113,9 @@ class CharTokenizer(Tokenizer):
         require(len(set(self.alphabet)) == len(self.alphabet), "an alphabet must have each character once")
         self.unknown = unknown
         self._names = [PAD, BOS, EOS, *([UNK] if unknown else [])]
-        self.pad_id, self.bos_id, self.eos_id = 0, 1, 2
+        self.pad_id = 0
+        self.bos_id = 1
+        self.eos_id = 2
         # Of the special tokens only <unk> represents a character of the text.
         self._letters = ["", "", "", *(["\N{REPLACEMENT CHARACTER}"] if unknown else []), *self.alphabet]
         # One entry per code point, so that encoding is a table lookup.

@@ -82,7 +82,8 @@ class TokenizersBackend(Tokenizer):
     """A tokenizer of the `tokenizers` library; with `is_bytes` each letter of a token represents a byte."""
 
     def __init__(self, inner: LibraryTokenizer, *, is_bytes: bool) -> None:
-        self._inner, self._is_bytes = inner, is_bytes
+        self._inner = inner
+        self._is_bytes = is_bytes
         self._special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         self._size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
@@ -140,14 +141,17 @@ class ByteLevelBPE(TokenizersBackend):
         missing = ", ".join(name for name in (PAD, BOS, EOS) if name not in ids)
         expected = f"expected {PAD}, {BOS} and {EOS}: train one with train_bpe"
         require(not missing, f"this tokenizer has no {missing}; {expected}")
-        self.pad_id, self.bos_id, self.eos_id = ids[PAD], ids[BOS], ids[EOS]
+        self.pad_id = ids[PAD]
+        self.bos_id = ids[BOS]
+        self.eos_id = ids[EOS]
 
     def encode_long(self, text: str) -> Int[Tensor, " T"]:
         import numpy
 
         # No token crosses a single line end between two words, so encoding chunks in parallel gives the ids of the
         # whole text with less memory. Chunks of a few thousand characters take half the time of single lines.
-        text, cuts = require_text(text), [0]
+        text = require_text(text)
+        cuts = [0]
         for match in re.finditer(r"\S\n(?=\S)", text):
             if match.end() - cuts[-1] >= _CHUNK_CHARS:
                 cuts.append(match.end())

@@ -131,7 +131,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         value, shift = 0, 0
         while True:
             byte = data[index]
-            index, value, shift = index + 1, value | (byte & 127) << shift, shift + 7
+            index = index + 1
+            value = value | (byte & 127) << shift
+            shift = shift + 7
             if byte < 128:
                 return value
 

@@ -57,7 +57,8 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
     for i, length in enumerate(lengths):
         if total and total + length > _MAX_TOKENS:
             yield first, i
-            first, total = i, 0
+            first = i
+            total = 0
         total += length
     yield first, len(lengths)
 

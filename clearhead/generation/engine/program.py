@@ -227,7 +227,8 @@ class _ModularLayer:
         norm1: nn.Module = block.norm1
         norm2: nn.Module = nn.Identity() if block.norm2 is None else block.norm2
         if block.norm2 is None:  # all branches read the same normalized input
-            block_input, norm1 = block.norm1(x), nn.Identity()
+            block_input = block.norm1(x)
+            norm1 = nn.Identity()
 
         def branch(attention: FusedAttention, attend: AttendFn) -> Callable[[Tensor], Tensor]:
             def run(h: Tensor) -> Tensor:

@@ -177,7 +177,8 @@ class SlotDecoder:
         if self._session is None:
             memory = 0 if self._sources is None else max(len(source) for source in self._sources)
             if self.is_static:
-                n_rows, memory = batch_bucket(n_rows), memory and max(16, size_bucket(memory))
+                n_rows = batch_bucket(n_rows)
+                memory = memory and max(16, size_bucket(memory))
             with torch.inference_mode():
                 self._session = self._acquire(CacheShape(n_rows, self._capacity, memory), can_shrink)
                 self._session.cache.reset_rows()
@@ -210,7 +211,8 @@ class SlotDecoder:
 
     def release(self) -> None:
         """End the request: its session is available to the next one."""
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is not None:
             self.compiled.release(session)
 
@@ -254,7 +256,8 @@ class SlotDecoder:
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Return the newest tokens (R,), embedded with their positions (R, M)."""
-        embedding, cache = self.program.embedding, self.cache
+        embedding = self.program.embedding
+        cache = self.cache
         scale = embedding.scale if embedding.scaled else None
         lengths = cache.lengths[: len(ids)]
         if runs_triton(ids) and self.program.dtype != torch.float64:

@@ -125,7 +125,9 @@ class StaticKVCache:
     def _empty(self, n_indices: int, n_rows: int | None = None) -> Tensor:
         """Return a buffer (rows, K, S, D)."""
         program = self.program
-        R, K, D = n_rows or self.shape.n_slots, program.n_kv_heads, program.d_head
+        R = n_rows or self.shape.n_slots
+        K = program.n_kv_heads
+        D = program.d_head
         if self.is_static:
             return torch.zeros(R, K, n_indices, D, dtype=program.dtype, device=program.device)
         # Index-major in memory, so that writing a token and moving rows are contiguous copies.
@@ -134,7 +136,9 @@ class StaticKVCache:
     def _precompute_positions(self) -> None:
         """Compute added positions, rotary cos and sin, and position biases for all positions."""
         program = self.program
-        decoder, device, capacity = program.decoder, program.device, self.shape.capacity
+        decoder = program.decoder
+        device = program.device
+        capacity = self.shape.capacity
         positions = decoder.positions
         self.position_table = self.distance_bias = None
         if positions is not None and decoder.adds_positions:
@@ -161,7 +165,8 @@ class StaticKVCache:
             # A ring buffer keeps the last tokens only, so that no index is written twice.
             is_kept = from_end <= n_indices
             token = None if bool(is_kept.all()) else is_kept.nonzero().squeeze(-1).to(device)
-            kept_row, index = row[is_kept].to(device), (position[is_kept] % n_indices).to(device)
+            kept_row = row[is_kept].to(device)
+            index = (position[is_kept] % n_indices).to(device)
             indices[n_indices] = PromptIndices(token, self.slots[kept_row] if self.is_static else kept_row, index)
         return indices
 
@@ -206,7 +211,8 @@ class StaticKVCache:
         rotary = None if layer.rotary is None else self._rotary_now[layer.rotary]
         if self.is_static:
             return decode_attention(qkv, keys, values, used, scale=layer.scale, softcap=layer.softcap, rotary=rotary)
-        R, K = len(qkv), keys.shape[1]
+        R = len(qkv)
+        K = keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
         if rotary is not None:
             q = apply_rotary(q, rotary)
@@ -220,7 +226,9 @@ class StaticKVCache:
             keys[self.slots[:R], :, index] = k
             values[self.slots[:R], :, index] = v
         n_used = min(self._longest + 1, pattern.n_indices)
-        keys, values, bias = keys[:, :, :n_used], values[:, :, :n_used], used.bias
+        keys = keys[:, :, :n_used]
+        values = values[:, :, :n_used]
+        bias = used.bias
         never_empty = pattern.attends_to_self
         if layer.softcap is not None or (bias is not None and not never_empty) or prefer_naive(q, keys, bias):
             return naive_attention(
@@ -317,7 +325,8 @@ class StaticKVCache:
             rows_of_memory = self.slots[rows]
             self.memory_lengths = self.memory_lengths.index_select(0, rows)
         else:
-            width, is_multiple = len(rows) // self.n_rows, len(rows) % self.n_rows == 0
+            width = len(rows) // self.n_rows
+            is_multiple = len(rows) % self.n_rows == 0
             if self.rows_per_memory == 1 and width > 1 and is_multiple:
                 expanded = torch.arange(self.n_rows).repeat_interleave(width)
                 if torch.equal(rows, expanded):

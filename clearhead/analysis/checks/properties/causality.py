@@ -44,7 +44,8 @@ def gradient(harness: Harness, inputs: CallInputs) -> Tensor | None:
     tables = [part for part in harness.parts.values() if type(part).__name__.endswith("Embedding")]
     if inputs.x.is_floating_point():
         leaf.append(inputs.x.to(harness.dtype).requires_grad_())
-        inputs, tables = replace(inputs, x=leaf[0]), []
+        inputs = replace(inputs, x=leaf[0])
+        tables = []
 
     def start(module: nn.Module, args: Args, out: object) -> object:
         ids = args[0] if args else None
@@ -126,7 +127,8 @@ class Causality(Property):
             if getattr(harness.observations, fact):
                 capped = "soft-capped scores and then a bool mask" if harness.observations.soft_capped else "a 0/1 mask"
                 return CAUSES[fact].replace("a 0/1 mask", capped)
-        i, j = torch.arange(T)[:, None], torch.arange(T)
+        i = torch.arange(T)[:, None]
+        j = torch.arange(T)
         leaks = (_influence_once(harness, inputs) > harness.tolerance) & ~receptive_field(harness, T)
         ahead = int((j - i)[leaks].max()) if bool(leaks.any()) else T
         if 0 < ahead <= (harness.spec.layers or T // 2) and ahead < T - 1:
@@ -164,7 +166,8 @@ class ContextUse(Property):
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         T = inputs.length
         blind = _blind(harness, inputs)
-        i, j = torch.arange(T)[:, None], torch.arange(T)
+        i = torch.arange(T)[:, None]
+        j = torch.arange(T)
         if bool(blind[j < i].all()):
             nothing = (
                 "no output depends on an earlier token: the mask's polarity is inverted, or attention has no effect"

@@ -77,7 +77,8 @@ class PermutationEquivariance(Property):
         order = torch.randperm(inputs.length, generator=harness.generator)
         if inputs.length > 1 and bool((order == torch.arange(inputs.length)).all()):
             order = order.roll(1)
-        base, out = harness.plain(inputs), harness.out(replace(inputs, x=inputs.x[:, order]))
+        base = harness.plain(inputs)
+        out = harness.out(replace(inputs, x=inputs.x[:, order]))
         yield compared(harness, out, base[:, order] if harness.per_token else base, f"order {order.tolist()}")
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:

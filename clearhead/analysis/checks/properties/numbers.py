@@ -95,7 +95,8 @@ class Finiteness(Property):
                 bad = int((~out.isfinite()).sum())
                 problem = f"{bad} of {out.numel()} values are not finite"
             except Exception as error:
-                bad, problem = 1, reason(error)
+                bad = 1
+                problem = reason(error)
             yield Comparison(difference=float(bad), tolerance=0.0, location=f"{name}: {problem}", kind=name)
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
@@ -182,7 +183,8 @@ class ScoreScale(Property):
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
         for n, (factor, D, H) in enumerate(harness.observations.scales):
-            M, declared = D * H, harness.spec.scale
+            M = D * H
+            declared = harness.spec.scale
             # Unscaled scores and other constants are design choices; a factor of the total width is an error.
             errors = [s for s in (M**-0.5, 1.0 / M, D**0.5, M**0.5) if abs(factor / s - 1) < 1e-5]
             expected_factor = D**-0.5 if declared is None else declared

@@ -162,11 +162,14 @@ def _add_inputs(source: ProblemSource, problem: AttentionProblem, sheet: Workshe
 
 
 def _head(problem: AttentionProblem, x: Matrix, number: int, sheet: WorksheetBuilder) -> HeadValues:
-    labels, keys, h = problem.labels, problem.keys, problem.numbers[number]
+    labels = problem.labels
+    keys = problem.keys
+    h = problem.numbers[number]
     suffix, part, sub = (f" of head {h}", f"[its columns of head {h}]", f"_{{{h}}}") if h else ("", "", "")
 
     def projected(name: str, title: str) -> Matrix:
-        weight, rows = problem.weights[name], problem.source if problem.direct and name != "Q" else x
+        weight = problem.weights[name]
+        rows = problem.source if problem.direct and name != "Q" else x
         width = len(weight[0]) // problem.heads
         product = matmul(rows, [row[number * width : (number + 1) * width] for row in weight])
         grid = _table(product, labels if name == "Q" else keys, name.lower())
@@ -174,7 +177,9 @@ def _head(problem: AttentionProblem, x: Matrix, number: int, sheet: WorksheetBui
         formulas = ("", "") if problem.direct else formulas
         return sheet.add(f"{name.lower()}{h}", title + suffix, grid, f"{name}{h}", *formulas, is_given=problem.direct)
 
-    q, k, v = projected("Q", "Queries"), projected("K", "Keys"), projected("V", "Values")
+    q = projected("Q", "Queries")
+    k = projected("K", "Keys")
+    v = projected("V", "Values")
     grid = ExactGrid.of(matmul(q, transpose(k)), labels, keys)
     formulas = f"S{h} = Q{h}·K{h}ᵀ", rf"S{sub} = Q{sub} K{sub}^{{\top}}"
     scores = sheet.add(f"scores{h}", "Scores" + suffix, grid, f"S{h}", *formulas)
@@ -241,20 +246,20 @@ _FORMULAS = {
 
 def _gradients(problem: AttentionProblem, heads: list[HeadValues], logits: Matrix, sheet: WorksheetBuilder) -> None:
     """Add the exact gradients of the first loss, and remarks about them."""
-    loss, vocabulary = problem.losses[0], problem.vocabulary
+    loss = problem.losses[0]
+    vocabulary = problem.vocabulary
     grad_logits: Matrix = [[sympy.S.Zero for _ in row] for row in logits]  # ∂ℓ/∂logits, (T, V)
     share = sympy.Rational(1, len(loss.targets) if loss.mean else 1)
     for t, word in loss.targets.items():
         hit = vocabulary.index(word)
         grad_logits[t] = [share * (p - int(i == hit)) for i, p in enumerate(softmax(logits[t]))]
-    grid, plain = (
-        ExactGrid.of(grad_logits, problem.labels, vocabulary),
-        "p − one-hot of the target, zeros at positions without a target",
-    )
+    grid = ExactGrid.of(grad_logits, problem.labels, vocabulary)
+    plain = "p − one-hot of the target, zeros at positions without a target"
     latex = r"\frac{\partial \ell}{\partial L_{t,:}} = p_t - \mathbf{1}_{y_t}"
     grad_logits = sheet.add("grad_logits", "Gradient at the logits", grid, "∂ℓ/∂L", plain, latex)
     if problem.is_soft:
-        grad_logits, heads = _round_entries(grad_logits), [HeadValues(*map(_round_entries, head)) for head in heads]
+        grad_logits = _round_entries(grad_logits)
+        heads = [HeadValues(*map(_round_entries, head)) for head in heads]
     d_joined = matmul(grad_logits, transpose(problem.weights["U"]))
     if "O" in problem.weights:
         d_joined = matmul(d_joined, transpose(problem.weights["O"]))
@@ -268,9 +273,12 @@ def _gradients(problem: AttentionProblem, heads: list[HeadValues], logits: Matri
         parts["Q"].append(matmul(x, matmul(d_s, head.k)))
         parts["K"].append(matmul(origin, matmul(transpose(d_s), head.q)))
     for name in problem.gradients:
-        name_of_gradient, rows, formulas = f"W_{name}", _features("x", problem.x), list(_FORMULAS[name])
+        name_of_gradient = f"W_{name}"
+        rows = _features("x", problem.x)
+        formulas = list(_FORMULAS[name])
         if problem.direct:  # X is the identity, and W_Q is Q
-            name_of_gradient, rows = name, problem.labels if name == "Q" else problem.keys
+            name_of_gradient = name
+            rows = problem.labels if name == "Q" else problem.keys
             formulas = [formula.replace("Xᵀ·", "").replace(r"X^{\top} ", "").replace("W_", "") for formula in formulas]
         grid = _table(hstack(*parts[name]), rows, name.lower())
         sheet.add(f"grad_{name}", f"Gradient of {name_of_gradient}", grid, f"∂ℓ/∂{name_of_gradient}", *formulas)

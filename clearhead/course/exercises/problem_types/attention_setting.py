@@ -141,7 +141,8 @@ def _inputs(source: ProblemSource, tokens: list[str], vectors: dict[str, list[Nu
             if token not in vectors:
                 options = ", ".join(map(repr, vectors))
                 source.fail(("tokens", i), f"the token {token!r} has no embedding; expected one of {options}")
-        x, names = [vectors[token] for token in tokens], tokens
+        x = [vectors[token] for token in tokens]
+        names = tokens
     return [f"{i + 1} {name}" if name != "x" else f"{i + 1}" for i, name in enumerate(names)], x
 
 

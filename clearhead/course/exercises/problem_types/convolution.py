@@ -41,7 +41,8 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 1 <= n <= 10**6 for n in shape):
         source.fail("input", "input must be [channels, height, width], three whole numbers")
     stage = LayerOutput("input", shape[0], (shape[1], shape[2]))
-    stages, modules = [stage], []
+    stages = [stage]
+    modules = []
     layers = source.tables("layer")
     if not layers:
         source.fail(None, "there is no [[layer]]; expected at least one")
@@ -61,10 +62,8 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     sheet.add(
         "shapes", "Shapes", ExactGrid.of(shapes, names, ["channels", "height", "width"]), "", plain, latex, derivation
     )
-    grid, formula = (
-        ExactGrid.of(counted, names[1:], ["weights"]),
-        "filters · (kernel height · kernel width · channels + 1)",
-    )
+    grid = ExactGrid.of(counted, names[1:], ["weights"])
+    formula = "filters · (kernel height · kernel width · channels + 1)"
     weights = sheet.add("weights", "Trainable weights, with biases", grid, "", formula, r"F (k_h k_w C + 1)")
     sheet.add("total", "All of them", ExactGrid.scalar(sympy.Add(*[x for [x] in weights])), "", "their sum", r"\sum w")
     grid = ExactGrid.of(_to_integers(s.field for s in stages), names, ["height", "width"])

@@ -54,7 +54,9 @@ def pattern_in_words(expression: str) -> str:
     for call in calls:
         if call is None:
             return f"Each token attends as the mask {expression} allows."
-        name, first, second = call[1], call[2], call[3] or "0"
+        name = call[1]
+        first = call[2]
+        second = call[3] or "0"
         if name == "window":
             parts.append(f"the {first} tokens before it and the {second} after it")
         elif name == "dilated":
@@ -91,7 +93,8 @@ def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
 
     Only matrix products are counted; a multiplication and its addition count as two operations.
     """
-    d, h = source.integer("d_model", most=10**6), source.integer("heads", 1, most=10**6)
+    d = source.integer("d_model", most=10**6)
+    h = source.integer("heads", 1, most=10**6)
     if d % h:
         source.fail("heads", f"d_model is {d} and there are {h} heads; the heads must share it evenly")
     bias, output = source.flag("bias", False), source.flag("output", True)
@@ -123,7 +126,8 @@ def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     sheet.add(
         "stored_total", "Values stored in all", ExactGrid.scalar(stored_values), "", "h·n² + 4·n·d", r"h n^2 + 4 n d"
     )
-    title, formula = f"Bytes of the attention weights, {size} each", (f"{size}·h·n²", rf"{size} h n^2")
+    title = f"Bytes of the attention weights, {size} each"
+    formula = (f"{size}·h·n²", rf"{size} h n^2")
     sheet.add("weights_bytes", title, ExactGrid.scalar(size * h * n**2), "", *formula)
     formula = "2·n·d² for a projection, 2·n²·d for scores and for the sum", r"2 n d^2, \quad 2 n^2 d"
     n_operations = summed("operations", "Operations of a forward pass", operations, "operations", *formula)

@@ -69,7 +69,8 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
         _check_needs(source, exact, _COMPARISONS)
     symbols = {key: block.text("symbol", key) for key, block in blocks.items()} | source.table("symbols").values
     pending = _add_inputs(source, inputs, symbols, sheet)
-    largest_difference, proved_keys = 0.0, []
+    largest_difference = 0.0
+    proved_keys = []
     for key, block in blocks.items():
         used = {node.id for node in ast.walk(trees[key]) if isinstance(node, ast.Name)}
         sheet.steps += [pending.pop(name) for name in list(pending) if name in used]
@@ -189,11 +190,13 @@ def _check_needs(
 
 def _check_claims(source: ProblemSource, block: ProblemSource, run: Evaluator[Matrix]) -> list[str]:
     """Check the claims of a step; return its key if a claim was proved for all numbers."""
-    key, names = block.text("key"), set(run.inputs) | set(run.steps)
+    key = block.text("key")
+    names = set(run.inputs) | set(run.steps)
     for claim in _CLAIMS:
         if claim not in block.values:
             continue
-        tree, runs = _parse(block, claim, block.text(claim), names), [run]
+        tree = _parse(block, claim, block.text(claim), names)
+        runs = [run]
         if claim == "always":
             letters = {name: _symbols(name, run.inputs[name]) for name in source.names("general")}
             runs.append(Evaluator(run.steps, {**run.inputs, **letters}, run.algebra))
@@ -248,11 +251,14 @@ def _step(
     symbols: dict[str, str],
 ) -> WorksheetStep:
     symbol = symbols[key]
-    plain, latex = format_expression(trees[key], symbols), format_expression(trees[key], symbols, latex=True)
+    plain = format_expression(trees[key], symbols)
+    latex = format_expression(trees[key], symbols, latex=True)
     if plain != symbol:
-        plain, latex = f"{symbol} = {plain}", f"{symbol_in_latex(symbol)} = {latex}"
+        plain = f"{symbol} = {plain}"
+        latex = f"{symbol_in_latex(symbol)} = {latex}"
     if "formula" in block.values:
-        plain, latex = block.text("formula"), rf"\text{{{words(block.text('formula'))}}}"
+        plain = block.text("formula")
+        latex = rf"\text{{{words(block.text('formula'))}}}"
     # Results belong to the solution: question sheets have no notes.
     notes = [block.text("note")]
     names = set(trees) | set(source.table("given").values)

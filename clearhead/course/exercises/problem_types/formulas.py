@@ -21,7 +21,8 @@ def layer_norm(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     """
     x = source.vector("x")
     d = len(x)
-    gamma, beta = _per_feature(source, "gamma", d, 1), _per_feature(source, "beta", d, 0)
+    gamma = _per_feature(source, "gamma", d, 1)
+    beta = _per_feature(source, "beta", d, 0)
     eps = source.number("eps", sympy.S.Zero)
     if eps.is_negative:
         source.fail("eps", "eps is negative; expected 0 or more")
@@ -87,7 +88,8 @@ def position(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     d = source.integer("d_model", least=2, most=10**6)
     if d % 2:
         source.fail("d_model", f"d_model is {d}; expected an even number, a sine and a cosine for each frequency")
-    positions, pairs = source.integers("positions", 10**6), source.integers("pairs", d // 2 - 1)
+    positions = source.integers("positions", 10**6)
+    pairs = source.integers("pairs", d // 2 - 1)
     base = source.number("base", sympy.Integer(10000))
     if not (base > 1):
         source.fail("base", "base must be above 1")

@@ -50,7 +50,8 @@ def line_counts(layer: MultiHeadAttention, queries: int, keys: int) -> list[int]
 
 def _heads(inputs: Values) -> Outputs:
     n, m, d, h = (int(inputs[name]) for name in "nmdh")
-    layer, biased = meta_layer(d, h), meta_layer(d, h, bias=True)
+    layer = meta_layer(d, h)
+    biased = meta_layer(d, h, bias=True)
     x, y = (torch.empty(1, length, d, device="meta") for length in (n, m))
     projected = (layer.q_proj(x), layer.k_proj(y), layer.v_proj(y))
     q, k, v = (z.unflatten(-1, (h, -1)).transpose(1, 2) for z in projected)
@@ -124,7 +125,8 @@ def _encoder_decoder(inputs: Values) -> Outputs:
     model.load_state_dict(state, strict=False)
     source, target, targets = (inputs[name].long() - 1 for name in ("read", "write", "next"))
     with torch.no_grad():
-        memory, logits = model.encoder(source)[0], model(source, target)[0]
+        memory = model.encoder(source)[0]
+        logits = model(source, target)[0]
     return {
         "memory": memory,
         "logits": logits,

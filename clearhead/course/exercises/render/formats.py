@@ -51,7 +51,8 @@ def _wrapped(width: int, text: str, indent: str = "", bullet: str = "") -> list[
 
 def _lines(block: StepBlock, width: int) -> list[str]:
     if block.step.grid.is_scalar:
-        exact, name = block.exact[0][0] or "________", block.step.symbol
+        exact = block.exact[0][0] or "________"
+        name = block.step.symbol
         rounded = "" if block.decimals is None else f"≈ {block.decimals[0][0]}"
         line = f"{name} = {exact} {rounded}".strip()
         if len(line) <= width:

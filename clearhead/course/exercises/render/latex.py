@@ -64,7 +64,8 @@ def symbol_in_latex(name: str) -> str:
     """Format a symbol: letters keep their indices, words are upright."""
 
     def piece(match: re.Match[str]) -> str:
-        head, index = match[1], words(match[2]) if match[2] else _MATH["∞"] if match[3] else ""
+        head = match[1]
+        index = words(match[2]) if match[2] else _MATH["∞"] if match[3] else ""
         if head.isascii() and head.isalpha() and len(head) > 2:
             head = rf"\mathrm{{{head}}}"
         else:
@@ -181,7 +182,8 @@ def _next_argument(tokens: Iterator[str]) -> str:
 
 def _unescaped(tokens: Iterator[str]) -> str:
     """Prose in braces, with what LaTeX escapes said plainly again."""
-    depth, section = 0, ""
+    depth = 0
+    section = ""
     for token in tokens:
         depth += {"{": 1, "}": -1}.get(token, 0)
         if depth == 0:

@@ -57,7 +57,8 @@ def step_blocks(
         return [[word(x) if isinstance(x, str) else number(x) for x in row] for row in grid.cells]
 
     for i, step in enumerate(worksheet.steps):
-        grid, hide = step.grid, style.questions_only and not step.is_given
+        grid = step.grid
+        hide = style.questions_only and not step.is_given
         if hide:
             result.append(StepBlock(step, i + 1, grid.rows, grid.columns, [["" for _ in row] for row in grid.cells]))
             continue
@@ -65,7 +66,8 @@ def step_blocks(
         texts = {x: letters.get(x) or (TOO_LONG if is_rounded(x) else write(x)) for x in grid.numbers}
         exact = table(grid, texts.__getitem__)
         decimals = None if grid.is_integral else table(grid, lambda x: decimal(x, style.digits))
-        legend, note = tuple((letter, write(x)) for x, letter in letters.items()), step.note
+        legend = tuple((letter, write(x)) for x, letter in letters.items())
+        note = step.note
         if TOO_LONG in texts.values():
             note = f"{note} Exact forms that are too long are shown as {TOO_LONG}; the JSON contains them.".strip()
         result.append(StepBlock(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
