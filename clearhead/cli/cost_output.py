@@ -25,7 +25,7 @@ from clearhead.analysis.cost.fit import MemoryFit, PerGPUCost, cost_per_gpu, lar
 from clearhead.analysis.cost.formulas import SymbolicCount
 from clearhead.analysis.cost.machine import dtype_name
 from clearhead.analysis.cost.predict import ModelBuilder, Tokens, build_module, model_builder
-from clearhead.analysis.cost.result import PartCost, readable_bytes, readable_count
+from clearhead.analysis.cost.quantities import PartCost, readable_bytes, readable_count
 from clearhead.cli.module_options import import_target
 from clearhead.cli.options import resolve_device
 from clearhead.cli.output import console, fits, print_wrapped, table

@@ -35,6 +35,18 @@ if TYPE_CHECKING:
     from clearhead.data.download import get_dataset as get_dataset
     from clearhead.data.download import identify as identify
     from clearhead.data.files import RowReport as RowReport
+    from clearhead.data.image_files import Images as Images
+    from clearhead.data.image_files import load_images as load_images
+    from clearhead.data.image_transforms import Augmentation as Augmentation
+    from clearhead.data.image_transforms import DatasetNormalize as DatasetNormalize
+    from clearhead.data.image_transforms import ImageNormalize as ImageNormalize
+    from clearhead.data.image_transforms import Normalization as Normalization
+    from clearhead.data.image_transforms import RandomAffine as RandomAffine
+    from clearhead.data.image_transforms import RandomContrast as RandomContrast
+    from clearhead.data.image_transforms import RandomShift as RandomShift
+    from clearhead.data.image_transforms import normalization_from_dict as normalization_from_dict
+    from clearhead.data.image_transforms import normalization_to_dict as normalization_to_dict
+    from clearhead.data.image_transforms import prepare as prepare
     from clearhead.data.packing import Ragged as Ragged
     from clearhead.data.sampler import Batches as Batches
     from clearhead.data.sampler import BatchStatistics as BatchStatistics
@@ -43,20 +55,8 @@ if TYPE_CHECKING:
     from clearhead.data.sampler import TokenBudget as TokenBudget
     from clearhead.data.shards import Shards as Shards
     from clearhead.data.shards import tokenize as tokenize
-    from clearhead.data.tasks.digits import Augmentation as Augmentation
-    from clearhead.data.tasks.digits import DatasetNormalize as DatasetNormalize
     from clearhead.data.tasks.digits import DigitClassification as DigitClassification
-    from clearhead.data.tasks.digits import ImageNormalize as ImageNormalize
-    from clearhead.data.tasks.digits import Images as Images
     from clearhead.data.tasks.digits import ImageSplit as ImageSplit
-    from clearhead.data.tasks.digits import Normalization as Normalization
-    from clearhead.data.tasks.digits import RandomAffine as RandomAffine
-    from clearhead.data.tasks.digits import RandomContrast as RandomContrast
-    from clearhead.data.tasks.digits import RandomShift as RandomShift
-    from clearhead.data.tasks.digits import load_images as load_images
-    from clearhead.data.tasks.digits import normalization_from_dict as normalization_from_dict
-    from clearhead.data.tasks.digits import normalization_to_dict as normalization_to_dict
-    from clearhead.data.tasks.digits import prepare as prepare
     from clearhead.data.tasks.sort_dedup import SortDedup as SortDedup
     from clearhead.data.tasks.text import ConsecutiveWindows as ConsecutiveWindows
     from clearhead.data.tasks.text import LanguageModeling as LanguageModeling

@@ -171,7 +171,8 @@ class KVCache:
                 out_of_range = find_out_of_range(rows, node._k.shape[0])
                 if out_of_range is not None:
                     raise ShapeError(f"rows contains {out_of_range}, but the cache has rows 0 … {node._k.shape[0] - 1}")
-                node._k, node._v = (x.index_select(0, rows.to(x.device)) for x in (node._k, node._v))
+                node._k = node._k.index_select(0, rows.to(node._k.device))
+                node._v = node._v.index_select(0, rows.to(node._v.device))
         observe_reorder(self, rows)
 
     def crop(self, length: int) -> None:
@@ -186,7 +187,8 @@ class KVCache:
             if not node._is_cross and length < node._length:
                 # A view, so that the next append allocates a new buffer: a trace or a backward pass may still read
                 # the removed tokens.
-                node._k, node._v = (None if x is None else x[..., :length, :] for x in (node._k, node._v))
+                node._k = None if node._k is None else node._k[..., :length, :]
+                node._v = None if node._v is None else node._v[..., :length, :]
                 node._length = length
 
     def evict_oldest(self, n: int) -> None:
@@ -204,7 +206,8 @@ class KVCache:
             node.n_evicted += 0 if node._is_cross else n
             if not node._is_cross and node._k is not None and node._v is not None:
                 # Copied, because a view would keep the whole buffer alive.
-                node._k, node._v = (x[..., n : node._length, :].clone() for x in (node._k, node._v))
+                node._k = node._k[..., n : node._length, :].clone()
+                node._v = node._v[..., n : node._length, :].clone()
                 node._length -= n
 
     @contextmanager

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clearhead.training.schedules import InverseSqrt as InverseSqrt
     from clearhead.training.schedules import WarmupCosine as WarmupCosine
     from clearhead.training.summary import RunSummary as RunSummary
-    from clearhead.training.trainer import DivergedError as DivergedError
     from clearhead.training.trainer import Trainer as Trainer
+    from clearhead.training.trainer_state import DivergedError as DivergedError
 
 lazy(__name__)

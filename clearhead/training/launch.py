@@ -270,7 +270,8 @@ def _load_initial(model: nn.Module, init: Path) -> None:
     source = load_checkpoint(init).state_dict()
     target = model.state_dict()
     for name in sorted(target.keys() | source.keys()):
-        expected, shape = (list(state[name].shape) if name in state else "missing" for state in (target, source))
+        expected = list(target[name].shape) if name in target else "missing"
+        shape = list(source[name].shape) if name in source else "missing"
         require(
             expected == shape,
             f"init: {name} is {shape} in {init}, expected {expected}; use the preset and the sizes of its train.toml",

@@ -30,7 +30,7 @@ from clearhead.config import Config, encode
 from clearhead.data import Task, Tokenizer
 from clearhead.errors import ConfigError, StorageError
 from clearhead.models import storage  # also registers all configuration classes by name
-from clearhead.training import checkpoint
+from clearhead.training import checkpoint, checkpoint_tensors
 from clearhead.training.config import TrainConfig
 from clearhead.training.tasks import DataConfig, DigitsData, SortDedupData, TextData, TranslationData
 
@@ -288,15 +288,15 @@ def load_newest_checkpoint(run: Path) -> tuple[nn.Module, int]:
     if newest is None:
         raise StorageError(f"{run} has no valid checkpoint; continue with: clearhead train --resume {run}")
     model = recipe.model.build()
-    parameters = checkpoint.weights(model)
+    parameters = checkpoint_tensors.weights(model)
     checkpoint.read(newest, {name: tensor.detach() for name, tensor in parameters.items()})
     averaging = recipe.train.averaging
     keeps_best = recipe.train.keep_best or recipe.train.early_stopping is not None
     exported: dict[str, Tensor] = {}
     if averaging is not None:
-        exported |= averaging.value(checkpoint.read_prefixed("average", newest, parameters)) or {}
+        exported |= averaging.value(checkpoint_tensors.read_prefixed("average", newest, parameters)) or {}
     if keeps_best:
-        exported |= checkpoint.read_prefixed("best", newest, parameters)
+        exported |= checkpoint_tensors.read_prefixed("best", newest, parameters)
     with torch.no_grad():
         for name, tensor in exported.items():
             parameters[name].copy_(tensor)

@@ -22,17 +22,12 @@ from clearhead.data import (
     Tokenizer,
     TranslationTask,
 )
+from clearhead.data.image_transforms import DatasetNormalize, ImageNormalize, RandomAffine, RandomContrast, RandomShift
 from clearhead.data.packing import round_up
+from clearhead.data.recordings import Recordings
 from clearhead.data.sampler import Size
-from clearhead.data.tasks.digits import (
-    DatasetNormalize,
-    DigitClassification,
-    ImageNormalize,
-    RandomAffine,
-    RandomContrast,
-    RandomShift,
-)
-from clearhead.data.tasks.speech import Recordings, SingleSplit, SpeechRecognition, StreamSettings, StreamSplit
+from clearhead.data.tasks.digits import DigitClassification
+from clearhead.data.tasks.speech import SingleSplit, SpeechRecognition, StreamSettings, StreamSplit
 from clearhead.errors import DataError
 from clearhead.nn.mel import Mel
 from clearhead.nn.positions import LearnedPositions

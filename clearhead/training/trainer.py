@@ -11,18 +11,17 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from clearhead._core.validation import require, short_repr, validate
+from clearhead._core.validation import validate
 from clearhead.data import Batch, Batches, Split, Task
-from clearhead.errors import ClearheadError, ConfigError, StorageError
+from clearhead.errors import ConfigError, StorageError
 from clearhead.training import checkpoint as checkpoints
-from clearhead.training import optimizer
+from clearhead.training import checkpoint_tensors, optimizer
 from clearhead.training.callbacks import Callbacks, Log, TrainRow, ValidRow, combine
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, choose_device, full_tensor
@@ -30,62 +29,9 @@ from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
 from clearhead.training.recipe import Recipe, export, recipe_from_model
 from clearhead.training.step_runner import StepRunner, training_mode, widest
 from clearhead.training.summary import Ending, RunSummary, describe, summarize
+from clearhead.training.trainer_state import DivergedError, TrainerState, state_from_checkpoint
 
 MODEL = "model"  # the folder of the result, in that of the run
-
-
-class DivergedError(ClearheadError, ArithmeticError):
-    """The loss or its gradient is not finite.
-
-    Attributes:
-        step: Optimizer step of the first non-finite value.
-        batches: The batches of that step.
-        checkpoint: Folder of the last checkpoint before it, if any.
-    """
-
-    def __init__(self, step: int, batches: Sequence[BatchInfo], checkpoint: Path | None) -> None:
-        self.step = step
-        self.batches = tuple(batches)
-        self.checkpoint = checkpoint
-        resume = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no earlier checkpoint"
-        super().__init__(
-            f"the loss or its gradient became infinite or NaN at step {step} ({'; '.join(map(str, batches))}); the run "
-            f"was stopped and {resume}. Check these examples, or restart with a lower lr_max, a longer warm-up or a "
-            "smaller clip"
-        )
-
-
-@dataclass
-class TrainerState:
-    """State of a trainer as plain values. `interval_…` are sums since the last row of the log."""
-
-    step: int = 0
-    seconds: float = 0.0  # of training, over all sessions of the run
-    tokens: int = 0
-    data_seconds: float = 0.0  # spent waiting for batches
-    interval_loss: float = 0.0
-    interval_labels: int = 0
-    interval_tokens: int = 0
-    train_loss: float | None = None  # in the last row of the log
-    valid_loss: float | None = None
-    valid_accuracy: float | None = None
-    best_loss: float | None = None
-    best_step: int = 0
-    evals_since_best: int = 0
-
-
-def _state_from(checkpoint: checkpoints.Checkpoint) -> TrainerState:
-    """Return the trainer's state that a checkpoint contains."""
-    hints = get_type_hints(TrainerState)
-    try:
-        values = validate(checkpoint.state.get("trainer"), "trainer", dict)
-        if odd := sorted(values.keys() ^ hints.keys()):
-            raise ConfigError(f"trainer: expected the fields {', '.join(hints)}; missing or unknown: {short_repr(odd)}")
-        state = TrainerState(**{name: validate(values[name], f"trainer: {name}", hints[name]) for name in hints})
-        require(state.step == checkpoint.step, f"trainer: step is {short_repr(state.step)}, expected {checkpoint.step}")
-    except ConfigError as error:
-        raise StorageError(f"checkpoint {checkpoint.folder} is invalid: {error}") from error
-    return state
 
 
 class Trainer:
@@ -154,7 +100,7 @@ class Trainer:
         self._norm = torch.zeros((), device=device)
         self._batch_infos: dict[int, list[BatchInfo]] = {}  # of the steps since the last check
         self._started = self._interval_started = time.perf_counter()
-        checkpoints.seed(config.seed, self.world)
+        checkpoint_tensors.seed(config.seed, self.world)
 
     def _batches(self, split: Split[Batch], *, shuffle: bool) -> Batches[Batch]:
         world, config = self.world, self.config
@@ -253,7 +199,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.config.averaging is not None:
-            self.config.averaging.update(self.averaged, checkpoints.weights(self.model), step)
+            self.config.averaging.update(self.averaged, checkpoint_tensors.weights(self.model), step)
 
     def _over_all(self, labels: int, tokens: int) -> tuple[int, int]:
         """Sum counts over all processes, on the CPU so that no device is synchronized."""
@@ -308,7 +254,7 @@ class Trainer:
             state.best_step = state.step
             state.evals_since_best = 0
             if self.keeps_best:
-                current = checkpoints.weights(self.model)
+                current = checkpoint_tensors.weights(self.model)
                 self.best = {name: (averaged or current).get(name, current[name]).detach().clone() for name in current}
         else:
             state.evals_since_best += 1
@@ -348,9 +294,11 @@ class Trainer:
         self.state.seconds = now - self._started
         self.state.interval_loss = self.world.sum(self._interval_loss.clone()).item()
         self.state.data_seconds += self.prefetcher.pop_wait_time()
-        tensors = checkpoints.weights(self.model) | checkpoints.optimizer_tensors(self.optimizer, self.model)
-        tensors |= checkpoints.prefixed("average", self.averaged) | checkpoints.prefixed("best", self.best)
-        tensors |= checkpoints.rng_tensors(self.world)
+        tensors = checkpoint_tensors.weights(self.model)
+        tensors |= checkpoint_tensors.optimizer_tensors(self.optimizer, self.model)
+        tensors |= checkpoint_tensors.prefixed("average", self.averaged)
+        tensors |= checkpoint_tensors.prefixed("best", self.best)
+        tensors |= checkpoint_tensors.rng_tensors(self.world)
         values = {"fingerprint": self.fingerprint, "trainer": asdict(self.state), "data": self.prefetcher.state_dict()}
         if self._log_file is not None:
             self._log_file.sync()
@@ -386,12 +334,12 @@ class Trainer:
         return False
 
     def _restore(self, checkpoint: checkpoints.Checkpoint) -> None:
-        state = _state_from(checkpoint)
-        parameters = checkpoints.weights(self.model)
+        state = state_from_checkpoint(checkpoint)
+        parameters = checkpoint_tensors.weights(self.model)
         checkpoints.read(checkpoint, {name: tensor.detach() for name, tensor in parameters.items()})
-        checkpoints.restore_optimizer(self.optimizer, self.model, checkpoint)
-        self.averaged = checkpoints.read_prefixed("average", checkpoint, parameters)
-        self.best = checkpoints.read_prefixed("best", checkpoint, parameters)
+        checkpoint_tensors.restore_optimizer(self.optimizer, self.model, checkpoint)
+        self.averaged = checkpoint_tensors.read_prefixed("average", checkpoint, parameters)
+        self.best = checkpoint_tensors.read_prefixed("best", checkpoint, parameters)
         try:
             self.prefetcher.load_state_dict(validate(checkpoint.state.get("data"), "data", dict))
         except ConfigError as error:
@@ -400,7 +348,7 @@ class Trainer:
         # The sum over all processes continues in the first one.
         self._interval_loss.fill_(self.state.interval_loss if self.world.is_first else 0.0)
         self.checkpoint = checkpoint.folder
-        checkpoints.restore_rng(checkpoint, self.world, self.config.seed)
+        checkpoint_tensors.restore_rng(checkpoint, self.world, self.config.seed)
 
     # ------------------------------------------------------------------ the result
 
@@ -415,5 +363,5 @@ class Trainer:
     def result(self) -> dict[str, Tensor]:
         """Return the final parameters (best, averaged or last) on the CPU; all processes must call it."""
         best = self.best if self.keeps_best else {}
-        parameters = checkpoints.weights(self.model) | (self._average() or {}) | best
+        parameters = checkpoint_tensors.weights(self.model) | (self._average() or {}) | best
         return {name: full_tensor(tensor.detach()).cpu() for name, tensor in parameters.items()}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clearhead import analysis, hub
-from clearhead.data.tasks.digits import prepare
+from clearhead.data.image_transforms import prepare
 from clearhead.generation import BeamSearch, generate
 
 IMAGE = torch.zeros(32, 32, dtype=torch.uint8)

@@ -8,7 +8,7 @@ from torch import nn
 
 from clearhead.errors import ConfigError
 from clearhead.training import EMA, CheckpointAverage
-from clearhead.training.checkpoint import empty_like_weights
+from clearhead.training.checkpoint_tensors import empty_like_weights
 from clearhead.training.step_runner import swapped_weights
 
 DECAY = 0.7

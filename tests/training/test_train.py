@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clearhead.data.tasks.digits import DatasetNormalize
+from clearhead.data.image_transforms import DatasetNormalize
 from clearhead.data.tokenizers import base
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.models import storage

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from clearhead._version import __version__
 from clearhead.course.claims.study import ORIGINAL, PERMUTED, Study, Training
-from clearhead.data.tasks.digits import ImageNormalize, Images, load_images, prepare
+from clearhead.data.image_files import Images, load_images
+from clearhead.data.image_transforms import ImageNormalize, prepare
 from clearhead.errors import DataError
 from tools.study.networks import NETWORKS, PATCH, Size, describe
 from tools.study.plan import Job, Settings, factor, jobs

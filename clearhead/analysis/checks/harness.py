@@ -68,7 +68,8 @@ class Harness:
 
     def raw(self, batch: CallInputs, module: object = None, dtype: torch.dtype | None = None) -> Any:
         """Return the unchanged output of the module."""
-        x, source = (cast_to(tensor, dtype or self.dtype) for tensor in (batch.x, batch.source))
+        x = cast_to(batch.x, dtype or self.dtype)
+        source = cast_to(batch.source, dtype or self.dtype)
         return self.spec.run(self.module if module is None else module, replace(batch, x=x, source=source))
 
     def out(self, batch: CallInputs, module: object = None, dtype: torch.dtype | None = None) -> Tensor:

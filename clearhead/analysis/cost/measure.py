@@ -82,7 +82,9 @@ def _odd_rates(
 
     A large square product of odd width is much faster and therefore not representative.
     """
-    x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, d_in), (d_out, d_in), (rows, d_out)))
+    x = torch.randn(rows, d_in, device=device).to(dtype)
+    w = torch.randn(d_out, d_in, device=device).to(dtype)
+    y = torch.randn(rows, d_out, device=device).to(dtype)
 
     def gradients() -> None:
         torch.mm(y, w)
@@ -97,10 +99,9 @@ def _convolution_rates(
     device: torch.device, dtype: torch.dtype, batch: int = 128, filters: int = 320, side: int = 18, patch: int = 12
 ) -> tuple[float, float]:
     """Return the FLOP/s of a patch convolution over images of three channels, and of its filter gradient."""
-    pictures = (batch, 3, *[side * patch] * 2)
-    kernels = (filters, 3, patch, patch)
-    maps = (batch, filters, side, side)
-    x, w, y = (torch.randn(shape, device=device).to(dtype) for shape in (pictures, kernels, maps))
+    x = torch.randn(batch, 3, side * patch, side * patch, device=device).to(dtype)
+    w = torch.randn(filters, 3, patch, patch, device=device).to(dtype)
+    y = torch.randn(batch, filters, side, side, device=device).to(dtype)
     convolution_args = ((patch, patch), (0, 0), (1, 1), False, (0, 0), 1)
 
     def gradient() -> None:

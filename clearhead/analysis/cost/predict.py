@@ -160,6 +160,44 @@ def set_impl(model: nn.Module, impl: str) -> nn.Module:
 # ---------------------------------------------------------------------- prediction
 
 
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """Settings of the runs on tensors without data; see `cost`."""
+
+    dtype: torch.dtype
+    training: bool
+    mask: Mask | None
+    impl: str
+    device: str
+    activation_checkpointing: bool
+
+    def run(
+        self, builder: ModelBuilder, tokens: Tokens, batch: int, *, reference: ExecutionLog | None = None
+    ) -> tuple[ExecutionLog, Example, nn.Module]:
+        """Run a module on fake tensors; return the log, the example input and the module."""
+        with builder.mode or FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            module = to_fake(builder, mode, self.dtype, self.impl).train(self.training)
+            inputs = example(
+                module,
+                builder.label,
+                tokens=tokens,
+                batch=batch,
+                dtype=self.dtype,
+                mask=self.mask,
+                inputs=builder.inputs,
+            )
+            log = record_execution(
+                module,
+                inputs.loss if self.training else inputs.run,
+                inputs.tensors,
+                training=self.training,
+                device=self.device,
+                recompute=self.activation_checkpointing,
+                reference=reference,
+            )
+        return log, inputs, module
+
+
 @explain_keywords
 def cost(
     subject: Config | nn.Module | AttentionSizes | ModelBuilder | str,
@@ -211,27 +249,15 @@ def cost(
     device_type = torch.device(device).type
     builder = _detached(model_builder(subject, inputs))
     mask = None if mask is None else as_mask(mask)
-
-    def execute(
-        builder: ModelBuilder, tokens: Tokens, batch: int, reference: ExecutionLog | None = None
-    ) -> tuple[ExecutionLog, Example, nn.Module]:
-        with builder.mode or FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            module = to_fake(builder, mode, dtype, impl).train(training)
-            inputs = example(
-                module, builder.label, tokens=tokens, batch=batch, dtype=dtype, mask=mask, inputs=builder.inputs
-            )
-            log = record_execution(
-                module,
-                inputs.loss if training else inputs.run,
-                inputs.tensors,
-                training=training,
-                device=device_type,
-                recompute=activation_checkpointing,
-                reference=reference,
-            )
-        return log, inputs, module
-
-    log, sample, module = execute(builder, tokens, batch)
+    dry_run = DryRun(
+        dtype=dtype,
+        training=training,
+        mask=mask,
+        impl=impl,
+        device=device_type,
+        activation_checkpointing=activation_checkpointing,
+    )
+    log, sample, module = dry_run.run(builder, tokens, batch)
     length = _checked_length(builder.label, sample, tokens, log)
     lists = layer_lists(module)
     max_len = sample.spec.max_len
@@ -243,7 +269,8 @@ def cost(
         probed = builder
         if config is not None:
             probed = replace(builder, build=config.build, config=config, is_fresh=True, mode=None)
-        return SymbolicProbe(execute(probed, probe_length, probe_batch, log)[0], expressions, sizes, lists)
+        probe_log = dry_run.run(probed, probe_length, probe_batch, reference=log)[0]
+        return SymbolicProbe(probe_log, expressions, sizes, lists)
 
     return Cost(
         name=subject if isinstance(subject, str) else builder.label,

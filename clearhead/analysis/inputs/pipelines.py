@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.analysis.inputs.model_inputs import ModelArgs, ModelInputs
-from clearhead.data.tasks.digits import prepare, to_grayscale
+from clearhead.data.image_files import to_grayscale
+from clearhead.data.image_transforms import prepare
 from clearhead.errors import DataError, DtypeError, optional_dependency
 from clearhead.generation import Greedy, Strategy, generate
 from clearhead.hub import Pipeline

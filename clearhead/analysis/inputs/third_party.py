@@ -151,13 +151,17 @@ def _torch(module: nn.Module) -> ModuleSpec:
         return to_batch_first(model(x, src_key_padding_mask=hidden))
 
     def run_decoder(model: ThirdParty, batch: CallInputs) -> object:
-        # Padding as floats, because torch requires one dtype for both masks of a call.
-        target_padding, source_padding = (
-            None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
-            for keep in (batch.keep, batch.source_keep)
-        )
+        def padding_bias(keep: Tensor | None) -> Tensor | None:
+            """Return padding as floats, because torch requires one dtype for both masks of a call."""
+            return None if keep is None else batch.x.new_zeros(keep.shape).masked_fill(~keep, float("-inf"))
+
         future = nn.Transformer.generate_square_subsequent_mask(batch.x.shape[1], dtype=batch.x.dtype)
-        masks = {"tgt_mask": future, "tgt_key_padding_mask": target_padding, "memory_key_padding_mask": source_padding}
+        source_padding = padding_bias(batch.source_keep)
+        masks = {
+            "tgt_mask": future,
+            "tgt_key_padding_mask": padding_bias(batch.keep),
+            "memory_key_padding_mask": source_padding,
+        }
         x, source = to_batch_first(batch.x), to_batch_first(batch.required_source)
         if isinstance(module, nn.Transformer):
             return to_batch_first(model(source, x, src_key_padding_mask=source_padding, **masks))

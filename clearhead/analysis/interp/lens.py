@@ -61,7 +61,9 @@ class LogitLens(HasCharts):
         """Return a chart of the prediction after each layer and token, the last layer on top."""
         tokens = (self.tokens or None) if tokens is None else tokens
         name = self.token_name if name is None else name
-        token_ids, probabilities = (x[:, 0].reshape(len(self.layers), -1) for x in self.top())
+        top_ids, top_probabilities = self.top()
+        token_ids = top_ids[:, 0].reshape(len(self.layers), -1)
+        probabilities = top_probabilities[:, 0].reshape(len(self.layers), -1)
         words = [[name(token) for token in row] for row in token_ids.tolist()]
         columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
         rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
@@ -74,9 +76,10 @@ class LogitLens(HasCharts):
     def to_dict(self, name: TokenNames | None = None, *, k: int = 5) -> JSONObject:
         """Return the k most probable tokens for each layer and position of the first sequence."""
         display = self.token_name if name is None else name
-        tokens, probabilities = (
-            x[:, 0].reshape(len(self.layers), len(self.positions), -1).tolist() for x in self.top(k)
-        )
+        top_ids, top_probabilities = self.top(k)
+        shape = (len(self.layers), len(self.positions), -1)
+        tokens = top_ids[:, 0].reshape(shape).tolist()
+        probabilities = top_probabilities[:, 0].reshape(shape).tolist()
 
         def best(ids: list[int], probabilities: list[float]) -> list[JSONObject]:
             return [{"id": i, "token": display(i), "probability": p} for i, p in zip(ids, probabilities, strict=True)]

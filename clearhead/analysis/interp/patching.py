@@ -254,8 +254,10 @@ class PerRowEdit(Intervention):
     def apply(self, x: Tensor, context: CallContext) -> Tensor:
         changed = x.clone().unflatten(0, (self.copies, -1))
         for copy, i in self.changes:
-            target, new = (x if self.dim is None else x.select(self.dim, i) for x in (changed[copy], self.value))
-            target.copy_(new)
+            if self.dim is None:
+                changed[copy].copy_(self.value)
+            else:
+                changed[copy].select(self.dim, i).copy_(self.value.select(self.dim, i))
         return changed.flatten(0, 1)
 
 

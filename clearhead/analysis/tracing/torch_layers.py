@@ -139,10 +139,13 @@ class TorchLayerCall(AttentionCall):
         q, k, v = (x.unflatten(-1, (layer.num_heads, -1)).transpose(-2, -3) for x in products)
         before = k.shape[-2]
         if layer.bias_k is not None and layer.bias_v is not None:
-            biases_kv = [x.reshape(1, layer.num_heads, 1, -1) for x in (layer.bias_k, layer.bias_v)]
-            k, v = (torch.cat((x, b.expand(len(x), -1, -1, -1)), -2) for x, b in zip((k, v), biases_kv, strict=True))
+            bias_k = layer.bias_k.reshape(1, layer.num_heads, 1, -1).expand(len(k), -1, -1, -1)
+            bias_v = layer.bias_v.reshape(1, layer.num_heads, 1, -1).expand(len(v), -1, -1, -1)
+            k = torch.cat((k, bias_k), -2)
+            v = torch.cat((v, bias_v), -2)
         if layer.add_zero_attn:
-            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+            k = F.pad(k, (0, 0, 0, 1))
+            v = F.pad(v, (0, 0, 0, 1))
         return q, k, v, k.shape[-2] - before
 
     def _mask_and_bias(self, n_appended: int) -> tuple[Mask | None, Tensor | None]:

@@ -192,7 +192,8 @@ class HeadStats:
     def _same(self, rows: Sequence[str], columns: Sequence[str], start: int) -> Tensor:
         """Return which other keys have the query's own token."""
         number = {token: i for i, token in enumerate((*columns, *rows))}
-        queries, keys = (torch.tensor([number[token] for token in some]) for some in (rows, columns))
+        queries = torch.tensor([number[token] for token in rows])
+        keys = torch.tensor([number[token] for token in columns])
         same = queries[:, None] == keys
         return same if self.layout.cross else same & (self.layout.distances(start, start + len(rows)) > 0)
 

@@ -83,7 +83,8 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     n_rows = max(len(rows), len(columns))
     figure, axes = _plot(4.2, max(2.0, 0.27 * n_rows + 0.5), title)
     axes.set_axis_off()
-    query_y, key_y = ([i + (n_rows - len(labels)) / 2 for i in range(len(labels))] for labels in (rows, columns))
+    query_y = [i + (n_rows - len(rows)) / 2 for i in range(len(rows))]
+    key_y = [i + (n_rows - len(columns)) / 2 for i in range(len(columns))]
     colors: list[object] = [_HEAT]
     if weights.dim() > 2:  # one hue per head, of similar lightness
         colors = [hls_to_rgb(i / len(weights), 0.4 if i % 2 else 0.52, 0.75) for i in range(len(weights))]
@@ -201,9 +202,10 @@ def norms(norms: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
     stacks = [path.rpartition(".")[0] for path, _ in norms]
     for number, stack in enumerate(dict.fromkeys(stacks)):
         indices = [i for i in positions if stacks[i] == stack]
-        low, mean, high = (
-            [float(getattr(norms[i][1], statistic)()) for i in indices] for statistic in ("min", "mean", "max")
-        )
+        stack_norms = [norms[i][1] for i in indices]
+        low = [float(norm.min()) for norm in stack_norms]
+        mean = [float(norm.mean()) for norm in stack_norms]
+        high = [float(norm.max()) for norm in stack_norms]
         labels = ("minimum to maximum", "mean") if not number else (None, None)
         axes.fill_between(indices, low, high, color=_HEAT, alpha=0.2, linewidth=0, label=labels[0])
         axes.plot(indices, mean, "o-", color=_HEAT, markersize=4, label=labels[1])

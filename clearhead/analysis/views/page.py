@@ -350,12 +350,14 @@ class _TiledMatrices:
         self._largest.scatter_reduce_(1, rows[None, :, None].expand(H, -1, C), parted.amax(-1), "amax")
         self._sums.index_add_(1, rows, parted.sum(-1))
         top = block.topk(keys_per_row, dim=-1)
-        self._keys[:, row_slice], self._weights[:, row_slice] = top.indices.to(torch.int32), top.values
+        self._keys[:, row_slice] = top.indices.to(torch.int32)
+        self._weights[:, row_slice] = top.values
 
     def result(self) -> JSONObject:
         _, T, S = self._sizes
         # Number of cells of each tile along both sides; the last tile may have fewer.
-        tall, wide = ((n - torch.arange(0, n, s)).clamp(max=s) for n, s in ((T, self._tall), (S, self._wide)))
+        tall = (T - torch.arange(0, T, self._tall)).clamp(max=self._tall)
+        wide = (S - torch.arange(0, S, self._wide)).clamp(max=self._wide)
         return {
             "bits": 8,
             "tile": [self._tall, self._wide],

@@ -29,7 +29,8 @@ from clearhead.analysis.inputs import pipelines as tasks
 from clearhead.analysis.inputs.outputs import first_tensor
 from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views.page import iframe, render_template
-from clearhead.analysis.walkthrough.builder import TokenAxis, WalkthroughBuilder, record_calls
+from clearhead.analysis.walkthrough.builder import TokenAxis, WalkthroughBuilder
+from clearhead.analysis.walkthrough.recorded_calls import record_calls
 from clearhead.analysis.walkthrough.steps import WalkthroughStep, as_text, texts
 from clearhead.errors import ConfigError
 from clearhead.generation import Greedy, generate

@@ -5,10 +5,11 @@ float64 against the code that models use. The package also writes variants with 
 needs sympy.
 """
 
-from clearhead.course.exercises.grading import ClassGrades, Grades, answer_files, grade_class, grade_file, grade_text
+from clearhead.course.exercises.grading import ClassGrades, Grades, grade_class, grade_file, grade_text
 from clearhead.course.exercises.problem import Problem, bundled_problems, read, solve, solve_text
 from clearhead.course.exercises.sheet import DocumentComparison, ExactGrid, NumericCheck, Worksheet, WorksheetStep
 from clearhead.course.exercises.source import ProblemError
+from clearhead.course.exercises.submissions import answer_files
 from clearhead.course.exercises.variants import variant
 
 __all__ = [

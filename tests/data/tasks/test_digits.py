@@ -27,7 +27,7 @@ from clearhead.data import (
     normalization_to_dict,
     prepare,
 )
-from clearhead.data.tasks.digits import read_idx, read_mat, to_grayscale
+from clearhead.data.image_files import read_idx, read_mat, to_grayscale
 from clearhead.errors import ConfigError, DataError, MissingDependencyError, StorageError
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from clearhead.data.tasks.speech import Recordings, SingleSplit, StreamSettings, StreamSplit
+from clearhead.data.recordings import Recordings
+from clearhead.data.tasks.speech import SingleSplit, StreamSettings, StreamSplit
 from clearhead.data.tasks.speech_ctc import SpeechBatch, align, greedy_decode
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.nn.mel import Mel

@@ -50,7 +50,8 @@ class DtypeAgreement(Property):
         row, exact = harness.first_row(inputs)
         for name, dtype in NARROW.items():
             rounded = copy.deepcopy(harness.module).to(dtype)
-            x, source = (cast_to(cast_to(t, dtype), torch.float64) for t in (row.x, row.source))
+            x = cast_to(cast_to(row.x, dtype), torch.float64)
+            source = cast_to(cast_to(row.source, dtype), torch.float64)
             batch = replace(row, x=x, source=source)
             try:
                 out = harness.out(batch, rounded, dtype).double()
