@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from clearhead._core.call_types import Args, Kwargs
 from clearhead.attention.biases.base import Bias
 from clearhead.attention.normalizers import Normalizer
 from clearhead.attention.scores import Scores
@@ -54,7 +55,7 @@ class ObservedCall:
     bias: Tensor | Bias | None
     query_offset: int | None
     impl: Impl = "auto"
-    sdpa_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    sdpa_arguments: tuple[Args, Kwargs] | None = None
 
     def with_mask(self, mask: Mask, query_offset: int) -> ObservedCall:
         """Return the call with another mask; a call of torch's function becomes one of `attend`."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from clearhead._core.call_types import Args, Kwargs, TorchFunction
 from clearhead.attention.attend import run_observed
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.observe import OBSERVERS, ObservedCall, observe_call, observe_written_out
@@ -47,8 +48,8 @@ class InterceptSDPA(TorchFunctionMode):
         self._weights: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: TorchFunction, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func is _SDPA:
             return self.compiled(*args, **kwargs) if torch.compiler.is_compiling() else observed_sdpa(*args, **kwargs)
@@ -64,7 +65,7 @@ class InterceptSDPA(TorchFunctionMode):
             return self._after_softmax(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _softmax(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> Tensor:
         """Run a softmax, and remember its result if it is over the last dimension."""
         out: Tensor = func(*args, **kwargs)
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -72,7 +73,7 @@ class InterceptSDPA(TorchFunctionMode):
             self._weights[out] = None
         return out
 
-    def _after_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _after_softmax(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> object:
         """Run an operation on weights: their product with the values is the output of attention."""
         weights: Tensor = args[0] if self._weights[args[0]] is None else self._weights[args[0]]
         out = func(*args, **kwargs)

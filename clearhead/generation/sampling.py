@@ -10,7 +10,7 @@ id.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -122,10 +122,10 @@ def _segmented_topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 class SamplingParameters(NamedTuple):
     """The parameters of `Sample`: numbers, or tensors of one element that a captured graph reads."""
 
-    temperature: Any
-    top_k: Any = None
-    top_p: Any = None
-    log_min_p: Any = None
+    temperature: float | Tensor
+    top_k: int | Tensor | None = None
+    top_p: float | Tensor | None = None
+    log_min_p: float | Tensor | None = None
 
     @classmethod
     def of(cls, strategy: Sample) -> SamplingParameters:
@@ -133,6 +133,11 @@ class SamplingParameters(NamedTuple):
         log_min_p = math.log(strategy.min_p) if strategy.min_p else None
         top_p = strategy.top_p if strategy.top_p is not None and strategy.top_p < 1 else None
         return cls(strategy.temperature, strategy.top_k, top_p, log_min_p)
+
+    def stored_in(self, values: Tensor) -> SamplingParameters:
+        """Return the same parameters as elements of a tensor (4,), from which a captured graph reads them."""
+        stored = {name: values[i] for i, name in enumerate(self._fields) if getattr(self, name) is not None}
+        return self._replace(**stored)
 
 
 def probabilities(logits: Float[Tensor, "R V"], parameters: SamplingParameters | Sample) -> Float[Tensor, "R V"]:

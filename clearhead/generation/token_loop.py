@@ -45,6 +45,15 @@ _INITIAL_IDS = 512  # ids per prompt that the results have room for at first
 class GenerationLoop(ABC):
     """A search in progress."""
 
+    def __init__(self, decoder: IncrementalDecoder, request: SearchRequest) -> None:
+        self.decoder = decoder
+        self.continuous = decoder if isinstance(decoder, ContinuousDecoder) else None
+        self.is_static = self.continuous is not None and self.continuous.is_static
+        self.stops = request.stop_ids
+        self.max_new_tokens = request.max_new_tokens
+        self.pad_id = self.stops[0] if self.stops else 0
+        self.is_over = False
+
     @abstractmethod
     def begin(self) -> None:
         """Allocate the state and make the first step."""
@@ -60,15 +69,6 @@ class GenerationLoop(ABC):
     @abstractmethod
     def result(self) -> Generated:
         """Return the sequences, once the search is over."""
-
-    def __init__(self, decoder: IncrementalDecoder, request: SearchRequest) -> None:
-        self.decoder = decoder
-        self.continuous = decoder if isinstance(decoder, ContinuousDecoder) else None
-        self.is_static = self.continuous is not None and self.continuous.is_static
-        self.stops = request.stop_ids
-        self.max_new_tokens = request.max_new_tokens
-        self.pad_id = self.stops[0] if self.stops else 0
-        self.is_over = False
 
     def check_logits(self, logits: Tensor) -> Tensor:
         """Return the logits (rows, V) after the prompts; raise if they are invalid or do not cover a stop id."""
@@ -200,8 +200,7 @@ class TokenLoop(GenerationLoop):
         self.key = ("tokens", dtype, filters, n_stops)
         self.state = state if self.continuous is None else self.continuous.adopt(self.key, state)
         if self.is_static and self.sampling is not None:
-            parts = zip(self.sampling, self.state.sampling, strict=True)
-            self.sampling = SamplingParameters(*(None if x is None else part for x, part in parts))
+            self.sampling = self.sampling.stored_in(self.state.sampling)
         self.n_logged = 0
         self.prompt_of_row = torch.zeros(self.R, dtype=torch.int64)  # on the host
         self.lengths = torch.zeros(self.n_prompts, dtype=torch.int64)
@@ -217,9 +216,10 @@ class TokenLoop(GenerationLoop):
         prompt = torch.tensor(prompts, device=self.device)
         ids, log_probs = self._choose(logits, torch.zeros_like(prompt), prompt)
         is_active = (ids[:, None] != state.stop_ids).all(1) & (state.max_new_tokens > 1)
-        values = (state.newest, ids), (state.step, torch.ones_like(ids)), (state.prompt, prompt)
-        for target, source in (*values, (state.is_active, is_active)):
-            target[row] = source
+        state.newest[row] = ids
+        state.step[row] = torch.ones_like(ids)
+        state.prompt[row] = prompt
+        state.is_active[row] = is_active
         self._store(prompt.cpu(), torch.zeros(len(prompts), dtype=torch.int64), ids.cpu(), log_probs.cpu())
         self.prompt_of_row[list(rows)] = prompt.cpu()
         self.active[list(rows)] = is_active.cpu()
@@ -228,8 +228,8 @@ class TokenLoop(GenerationLoop):
     def advance(self) -> None:
         steps = 1
         if self.is_static:
-            left = self.max_new_tokens - int(self.lengths[self.prompt_of_row[self.active]].min())
-            steps = min(STEPS_PER_SYNC if self.stops or self.pending else _MAX_STEPS_PER_SYNC, left)
+            n_remaining = self.max_new_tokens - int(self.lengths[self.prompt_of_row[self.active]].min())
+            steps = min(STEPS_PER_SYNC if self.stops or self.pending else _MAX_STEPS_PER_SYNC, n_remaining)
         for _ in range(steps):
             if self.is_static and self.continuous is not None:
                 self.continuous.replay((*self.key, self.R), partial(self._step, self.R))

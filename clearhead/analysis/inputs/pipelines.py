@@ -139,7 +139,9 @@ def image_input(trained: Pipeline, pixels: Tensor) -> Tensor:
 
 def patch_labels(trained: Pipeline) -> list[str]:
     """Return the tokens of an image: patch coordinates, after the special tokens."""
-    config: Any = trained.model.config
+    if not isinstance(trained.model, VisionTransformer):
+        raise no_attention_error(trained)
+    config = trained.model.config
     coordinates = [f"({i}, {j})" for i in range(config.grid[0]) for j in range(config.grid[1])]
     return [*["[CLS]"] * config.pooling.n_extra, *coordinates]
 
