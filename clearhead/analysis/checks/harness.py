@@ -51,12 +51,13 @@ class Harness:
     # ------------------------------------------------------------------ inputs
 
     def draw(self, batch: int, length: int) -> CallInputs:
+        """Return random inputs."""
         kind = self.spec.source
         source = None if kind is None else kind.draw(batch, length + 2, self.generator)
         return CallInputs(x=self.spec.inputs.draw(batch, length, self.generator), source=source)
 
-    def another(self, x: Tensor, kind: object = None) -> Tensor:
-        """Other tokens of the same shape, each different from the given one."""
+    def other_tokens(self, x: Tensor, kind: object = None) -> Tensor:
+        """Return other tokens of the same shape; each id differs from the original one."""
         kind = self.spec.inputs if kind is None else kind
         if not isinstance(kind, Ids):
             return torch.randn(x.shape, generator=self.generator, dtype=torch.float64)

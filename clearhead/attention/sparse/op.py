@@ -172,7 +172,7 @@ def _forward_cpu(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
 def _backward_cpu(
     plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor, dbias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v, computed by Triton kernels."""
+    """Return the gradients of q, k and v, computed by operations of torch."""
     dense = _dense_backward(plan, x, grad, out, lse)
     if dense is None:
         dq, dk, dv = (y.new_zeros(y.shape, dtype=x.acc_dtype) for y in (x.q, x.k, x.v))

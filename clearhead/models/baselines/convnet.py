@@ -74,7 +74,7 @@ class ConvNetConfig(Config):
         lengths = {name: len(getattr(self, name)) for name in ("filters", "kernels", "paddings", "pools")}
         require(
             len(set(lengths.values())) == 1 and lengths["filters"] > 0,
-            f"ConvNetConfig: got {lengths} entries, expected the same number in each: one entry a stage",
+            f"ConvNetConfig: got {lengths} entries, expected the same number in each: one entry per stage",
         )
         try:
             shapes(self)

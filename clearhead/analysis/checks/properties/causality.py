@@ -31,7 +31,7 @@ def influence(harness: Harness, inputs: CallInputs) -> Tensor:
     columns = []
     for j in range(inputs.length):
         x = inputs.x.clone()
-        x[:, j] = harness.another(x[:, j])
+        x[:, j] = harness.other_tokens(x[:, j])
         change = by_position((harness.out(replace(inputs, x=x)) - base).abs()).amax(2)[0]  # (T,)
         columns.append(change.double().nan_to_num(float("inf")))
     return torch.stack(columns, dim=1)

@@ -149,7 +149,7 @@ class CacheConsistency(Property):
             return _feed(harness, second.rows(rows), cache, one_by_one, half)
 
         def truncated(cache: object) -> Tensor:
-            junk = replace(inputs, x=torch.cat((first.x, harness.another(second.x)), 1))
+            junk = replace(inputs, x=torch.cat((first.x, harness.other_tokens(second.x)), 1))
             _feed(harness, junk, cache, [half, T - half])
             truncate(cache, half)
             return _feed(harness, second, cache, one_by_one, half)

@@ -156,7 +156,7 @@ def _polarity(harness: Harness, inputs: CallInputs, target: bool) -> tuple[float
 
     def effect(j: int) -> float:
         changed = x.clone()
-        changed[:, j] = harness.another(x[:, j], kind)
+        changed[:, j] = harness.other_tokens(x[:, j], kind)
         return difference(out(changed), base)
 
     base = out(x)
