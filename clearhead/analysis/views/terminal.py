@@ -218,5 +218,5 @@ def _pooled(weights: Tensor, rows: Sequence[str], columns: Sequence[str], width:
     small = adaptive_max_pool2d(weights[None].float(), (high, wide))[0].sqrt()
     drawn = [_cells(row, color) for row in small / small.max().clamp(min=1e-12)]
     ticks = "".join(str(-(-i * S // wide)).ljust(10) for i in range(0, wide, 10))
-    note = f"{T} × {S}; each character is the largest of {-(-T // high)} × {-(-S // wide)} cells"
+    note = f"{T} × {S}, each cell the maximum of {-(-T // high)} × {-(-S // wide)}"
     return with_margin(["", *labels, ""], [ticks[:wide], *drawn, note])

@@ -44,7 +44,7 @@ class TestTerminal:
         assert [y for y, _ in full] == [1, 64]
         assert full[0][1] == 59  # the last character of the first line
         assert full[1][1] == min(line.index("█") for line in rendered if "█" in line)
-        assert "130 × 300, each character is the largest of 3 × 6 cells" in rendered[-1]
+        assert "130 × 300, each cell the maximum of 3 × 6" in rendered[-1]
 
     def test_heatmap_color_is_darker_for_smaller_weights(self):
         rendered = terminal.heatmap(torch.tensor([[0.0, 0.5, 1.0]]), ["a"], ["x", "y", "z"], color=True)
