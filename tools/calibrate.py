@@ -205,10 +205,10 @@ def measure_host(device: str, calls: int = 100) -> dict[str, tuple[float, float]
     def both(mask: Callable[[], Mask | None], impl: Impl) -> tuple[float, float]:
         return time_ms(mask, impl, False), time_ms(mask, impl, True)
 
-    plain, one, three = both(lambda: None, "sdpa"), both(lambda: leaf, "sdpa"), both(lambda: leaves, "sdpa")
-    per_leaf = (three[0] - one[0]) / 2, (three[1] - one[1]) / 2
+    plain, one_leaf, three_leaves = both(lambda: None, "sdpa"), both(lambda: leaf, "sdpa"), both(lambda: leaves, "sdpa")
+    per_leaf = (three_leaves[0] - one_leaf[0]) / 2, (three_leaves[1] - one_leaf[1]) / 2
     return {
-        "sdpa_host": (max(plain[0], one[0] - per_leaf[0]), max(plain[1], one[1] - per_leaf[1])),
+        "sdpa_host": (max(plain[0], one_leaf[0] - per_leaf[0]), max(plain[1], one_leaf[1] - per_leaf[1])),
         "leaf_host": per_leaf,
         "plan_host": both(lambda: leaves, "sparse"),
         "interval_host": both(lambda: causal() & documents(ids.clone()), "sparse"),

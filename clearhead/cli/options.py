@@ -60,16 +60,16 @@ def _with_leading_models(args: list[str]) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
     words = iter(args[:end])
     models = []
-    others = []
+    remaining = []
     for word in words:
         name, equals, value = word.partition("=")
         if name != "--model":
-            others.append(word)
+            remaining.append(word)
         elif equals:
             models.append(value)
         else:
             models.extend(itertools.islice(words, 1))
-    return [*models, *others, *args[end:]]
+    return [*models, *remaining, *args[end:]]
 
 
 MODEL_HELP = "A bundled model, a training run, a Hugging Face folder, hf:org/name, or a .gguf file."

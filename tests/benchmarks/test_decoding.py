@@ -53,8 +53,8 @@ def test_parameter_bytes_of_experts_grow_with_the_batch():
     with torch.device("meta"):
         model = config.build()
     experts = 4 * sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    one, many = (parameter_bytes(model, config, batch) for batch in (1, 10**6))
-    assert many - one == pytest.approx(experts * 6 / 8)
+    bytes_of_one, bytes_of_many = (parameter_bytes(model, config, batch) for batch in (1, 10**6))
+    assert bytes_of_many - bytes_of_one == pytest.approx(experts * 6 / 8)
 
 
 def test_parameter_bytes_of_a_translator_leave_out_the_encoder():

@@ -94,17 +94,17 @@ def test_beam_search_equals_reference_search(vocab, width, max_new_tokens, n_sto
 def test_beam_search_of_width_one_equals_greedy(alpha):
     prompts = torch.randint(13, (17, 3))
     logits = chaotic(13, seed=5)
-    one = search(
+    single = search(
         UncachedDecoder(logits, prompts),
         strategy=BeamSearch(1, length_penalty=alpha),
         max_new_tokens=19,
         stop_ids=(0, 7),
     )
     greedy = search(UncachedDecoder(logits, prompts), strategy=Greedy(), max_new_tokens=19, stop_ids=(0, 7))
-    assert torch.equal(one.ids, greedy.ids)
-    assert torch.equal(one.lengths, greedy.lengths)
-    assert torch.equal(one.finished, greedy.finished)
-    torch.testing.assert_close(one.log_probs, greedy.log_probs)
+    assert torch.equal(single.ids, greedy.ids)
+    assert torch.equal(single.lengths, greedy.lengths)
+    assert torch.equal(single.finished, greedy.finished)
+    torch.testing.assert_close(single.log_probs, greedy.log_probs)
     assert 0 < int(greedy.finished.sum())
     assert len(set(greedy.lengths.flatten().tolist())) > 3  # rows did end at different times
 
@@ -115,13 +115,13 @@ def test_ties_go_to_smaller_id_as_in_greedy_and_reference_search(dtype):
     coarse = lambda ids: (base(ids) * 2).round().div(2).to(dtype)  # noqa: E731
     prompts = torch.randint(29, (17, 3), generator=torch.Generator().manual_seed(1))
     greedy = search(UncachedDecoder(coarse, prompts), strategy=Greedy(), max_new_tokens=19, stop_ids=(0, 7))
-    one = search(UncachedDecoder(coarse, prompts), strategy=BeamSearch(1), max_new_tokens=19, stop_ids=(0, 7))
-    assert torch.equal(one.ids, greedy.ids)
-    three = search(UncachedDecoder(coarse, prompts), strategy=BeamSearch(3), max_new_tokens=5, stop_ids=0)
+    single = search(UncachedDecoder(coarse, prompts), strategy=BeamSearch(1), max_new_tokens=19, stop_ids=(0, 7))
+    assert torch.equal(single.ids, greedy.ids)
+    triple = search(UncachedDecoder(coarse, prompts), strategy=BeamSearch(3), max_new_tokens=5, stop_ids=0)
     coarse.log_probs_after = lambda ids: coarse(torch.tensor([ids]))[0].double().log_softmax(-1).tolist()
     for row, prompt in enumerate(prompts.tolist()):
         best = plain_beam(coarse, prompt, width=3, max_new_tokens=5, stops=(0,), alpha=1.0, early_stopping=False)[0]
-        assert sequences(three, row)[0][1:] == best[1:]
+        assert sequences(triple, row)[0][1:] == best[1:]
 
 
 def test_scores_are_log_probs_divided_by_power_of_length():

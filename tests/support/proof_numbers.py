@@ -50,7 +50,7 @@ class Numbers:
             axes, at = self.evaluate(node.value, scope)
             parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             first = tuple(round(self.number(part, scope)) for part in parts)
-            return axes[len(first) :], lambda *rest: at(*first, *rest)
+            return axes[len(first) :], lambda *last: at(*first, *last)
         if isinstance(node, ast.UnaryOp):
             axes, at = self.evaluate(node.operand, scope)
             return axes, lambda *i: -at(*i)
@@ -98,12 +98,12 @@ class Numbers:
         return self.entry(name, indices)
 
     def operation(self, node: ast.BinOp, scope: dict):
-        (left_axes, left), (right_axes, right) = (self.evaluate(part, scope) for part in (node.left, node.right))
+        (left_axes, lhs), (right_axes, rhs) = (self.evaluate(part, scope) for part in (node.left, node.right))
         if isinstance(node.op, ast.MatMult):
             inner, split = right_axes[0], len(left_axes) - 1
             assert left_axes[-1] == inner
             return left_axes[:-1] + right_axes[1:], lambda *i: sum(
-                left(*i[:split], k) * right(k, *i[split:]) for k in range(1, inner + 1)
+                lhs(*i[:split], k) * rhs(k, *i[split:]) for k in range(1, inner + 1)
             )
         apply = {
             ast.Add: lambda x, y: x + y,
@@ -114,7 +114,7 @@ class Numbers:
         }[type(node.op)]
         assert not left_axes or not right_axes or left_axes == right_axes
         return left_axes or right_axes, lambda *i: apply(
-            left(*(i if left_axes else ())), right(*(i if right_axes else ()))
+            lhs(*(i if left_axes else ())), rhs(*(i if right_axes else ()))
         )
 
     def call(self, node: ast.Call, scope: dict):
@@ -177,11 +177,11 @@ class Numbers:
 
 
 def _defined(equation: ast.Compare) -> set[str]:
-    left = equation.left
-    return {left.id if isinstance(left, ast.Name) else left.value.id}
+    lhs = equation.left
+    return {lhs.id if isinstance(lhs, ast.Name) else lhs.value.id}
 
 
-def _pattern(left: ast.expr) -> list[ast.expr]:
-    if isinstance(left, ast.Name):
+def _pattern(lhs: ast.expr) -> list[ast.expr]:
+    if isinstance(lhs, ast.Name):
         return []
-    return left.slice.elts if isinstance(left.slice, ast.Tuple) else [left.slice]
+    return lhs.slice.elts if isinstance(lhs.slice, ast.Tuple) else [lhs.slice]

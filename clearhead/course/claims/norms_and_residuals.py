@@ -101,9 +101,9 @@ def layer_norm_per_example(t: Experiment) -> None:
     changed[0, 1] += t.normal(5)
     gaps = (norm(changed) - norm(x)).abs().amax(-1)
     t.assert_equal("position 2 of example 1 disturbed: change in example 2", gaps[1].max(), 0, "{:g}")
-    others = max(gaps[0, 0].item(), gaps[0, 2].item())
+    other_gap = max(gaps[0, 0].item(), gaps[0, 2].item())
     case_name = "the same: change at the other positions of example 1, if they shared their statistics"
-    t.record_case(case_name, f"{others:g}", others > 0, in_scope=False)
+    t.record_case(case_name, f"{other_gap:g}", other_gap > 0, in_scope=False)
 
 
 @claim(

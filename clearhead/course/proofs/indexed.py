@@ -158,20 +158,20 @@ def normalize(term: Term) -> Term:
     return _expand(term.func(*parts))
 
 
-def replace_equal(term: Term, left: Term, right: Term) -> Term:
-    """Return an expression with the equation left = right used to remove one factor of the left side."""
-    left = normalize(left)
-    atom, power = removed_factor(left)
-    return term.xreplace({atom: (right * atom**power / left) ** (1 / power)})
+def replace_equal(term: Term, lhs: Term, rhs: Term) -> Term:
+    """Return an expression with the equation lhs = rhs used to remove one factor of the left side."""
+    lhs = normalize(lhs)
+    atom, power = removed_factor(lhs)
+    return term.xreplace({atom: (rhs * atom**power / lhs) ** (1 / power)})
 
 
-def removed_factor(left: Term) -> tuple[Term, Term]:
+def removed_factor(lhs: Term) -> tuple[Term, Term]:
     """Return the factor of the left side of an equation that `replace_equal` removes, as a base and its exponent.
 
     Raises:
         ValueError: If there is no factor that occurs in other expressions as such.
     """
-    factors = sorted(sympy.Mul.make_args(normalize(left)), key=lambda factor: factor.func not in _INDEXED)
+    factors = sorted(sympy.Mul.make_args(normalize(lhs)), key=lambda factor: factor.func not in _INDEXED)
     atom, power = factors[0].as_base_exp()
     if atom.is_Atom or atom.is_Add:
         raise ValueError("the left side of an assumption or claim must be an entry, a sum over an index or a delta")
@@ -206,11 +206,11 @@ def expectation(term: Term, random: Iterable[str]) -> Term:
     for part in sympy.Add.make_args(normalize(term)):
         factors, bound = _open_sums(part, lambda factor: _has_array(factor, names))
         entries = [factor for factor in factors if factor.func.__name__ in names]
-        others = [factor for factor in factors if factor.func.__name__ not in names]
-        if any(_has_array(factor, names) for factor in others):
+        remaining = [factor for factor in factors if factor.func.__name__ not in names]
+        if any(_has_array(factor, names) for factor in remaining):
             raise ValueError("the expected value of this expression is unknown; expected a polynomial")
         moments = [_moment([entry for entry in entries if entry.func.__name__ == name]) for name in sorted(names)]
-        result += _SUM(sympy.Mul(*others, *moments), *bound) if bound else sympy.Mul(*others, *moments)
+        result += _SUM(sympy.Mul(*remaining, *moments), *bound) if bound else sympy.Mul(*remaining, *moments)
     return normalize(result)
 
 
@@ -269,9 +269,9 @@ def _apply_deltas(monomial: Term) -> Term:
     for position, factor in enumerate(factors):
         if factor.func == _DELTA and factor.args[1].is_Symbol:
             a, b = factor.args
-            others = factors[:position] + factors[position + 1 :]
-            if any(other.has(b) for other in others):
-                return normalize(factor * sympy.Mul(*others).xreplace({b: a}))
+            remaining = factors[:position] + factors[position + 1 :]
+            if any(other.has(b) for other in remaining):
+                return normalize(factor * sympy.Mul(*remaining).xreplace({b: a}))
     return sympy.Mul(*factors)
 
 
@@ -304,8 +304,8 @@ def _monomial_sum(monomial: Term, bound: list[Term]) -> Term:
         if factor.func == _DELTA:
             for old, new in _solutions(*factor.args):
                 if old in bound and range_of(old) == range_of(new) and not new.has(old):
-                    rest = sympy.Mul(*factors[:position], *factors[position + 1 :]).xreplace({old: new})
-                    return _sum(normalize(rest), [i for i in bound if i != old])
+                    body_without_delta = sympy.Mul(*factors[:position], *factors[position + 1 :]).xreplace({old: new})
+                    return _sum(normalize(body_without_delta), [i for i in bound if i != old])
     result = sympy.S.One
     remaining = list(factors)
     for old in bound:  # sums over an index that does not occur
@@ -314,13 +314,13 @@ def _monomial_sum(monomial: Term, bound: list[Term]) -> Term:
     pending = [i for i in bound if any(factor.has(i) for factor in remaining)]
     while pending:
         group = {pending[0]}
-        inside = []
+        group_factors = []
         while connected := [factor for factor in remaining if factor.has(*group)]:
-            inside += connected
+            group_factors += connected
             remaining = [factor for factor in remaining if factor not in connected]
             group |= {i for i in pending if any(factor.has(i) for factor in connected)}
         pending = [i for i in pending if i not in group]
-        result *= _canonical(_SUM, sympy.Mul(*inside), sorted(group, key=str))
+        result *= _canonical(_SUM, sympy.Mul(*group_factors), sorted(group, key=str))
     return result * sympy.Mul(*remaining)
 
 
@@ -338,10 +338,10 @@ def _canonical(function: Any, body: Term, bound: Sequence[Term]) -> Term:
     candidates = []
     for order in orders:
         names = [index(f"#{level + k}", range_of(old)) for k, old in enumerate(order)]
-        turned = [old for old in order if body.has(_PERMUTED(old))]
-        for choices in product((False, True), repeat=len(turned)):
+        permuted_indices = [old for old in order if body.has(_PERMUTED(old))]
+        for choices in product((False, True), repeat=len(permuted_indices)):
             # A permutation of a bound index may be undone: Σ_l f(σ(l)) = Σ_m f(m).
-            undone = {old: _UNPERMUTED(old) for old, undo in zip(turned, choices, strict=True) if undo}
+            undone = {old: _UNPERMUTED(old) for old, undo in zip(permuted_indices, choices, strict=True) if undo}
             renamed = _substitute(body, undone).xreplace(dict(zip(order, names, strict=True)))
             candidates.append((sympy.count_ops(renamed, visual=False), str(renamed), renamed, names))
     _, _, renamed, names = min(candidates, key=lambda candidate: candidate[:2])

@@ -177,10 +177,10 @@ def evaluate(node: ast.expr, scope: Scope) -> Quantity:
             raise ProofError(f"{ast.unparse(node.value)!r} has no transpose; expected a matrix")
         return Quantity(value.axes[::-1], lambda i, j: value.at(j, i))
     if isinstance(node, ast.BinOp):
-        left, right = evaluate(node.left, scope), evaluate(node.right, scope)
+        lhs, rhs = evaluate(node.left, scope), evaluate(node.right, scope)
         if isinstance(node.op, ast.MatMult):
-            return _matmul(left, right, ast.unparse(node))
-        return _broadcast(_ARITHMETIC[type(node.op)], left, right, ast.unparse(node))
+            return _matmul(lhs, rhs, ast.unparse(node))
+        return _broadcast(_ARITHMETIC[type(node.op)], lhs, rhs, ast.unparse(node))
     if isinstance(node, ast.Call):
         return _call(node, scope)
     raise ProofError(f"{ast.unparse(node)!r} is not an expression")
@@ -268,13 +268,13 @@ def _map(function: Callable[[Term], Term], value: Quantity) -> Quantity:
     return Quantity(value.axes, lambda *indices: function(value.at(*indices)))
 
 
-def _broadcast(function: Callable[[Term, Term], Term], left: Quantity, right: Quantity, text: str) -> Quantity:
+def _broadcast(function: Callable[[Term, Term], Term], lhs: Quantity, rhs: Quantity, text: str) -> Quantity:
     """Apply an elementwise operation; a number is broadcast."""
-    if left.axes and right.axes and left.axes != right.axes:
-        raise ProofError(f"the sizes of {text!r} do not fit: {_shape(left)} and {_shape(right)}")
+    if lhs.axes and rhs.axes and lhs.axes != rhs.axes:
+        raise ProofError(f"the sizes of {text!r} do not fit: {_shape(lhs)} and {_shape(rhs)}")
     return Quantity(
-        left.axes or right.axes,
-        lambda *at: function(left.at(*(at if left.axes else ())), right.at(*(at if right.axes else ()))),
+        lhs.axes or rhs.axes,
+        lambda *at: function(lhs.at(*(at if lhs.axes else ())), rhs.at(*(at if rhs.axes else ()))),
     )
 
 
@@ -282,16 +282,16 @@ def _shape(value: Quantity) -> str:
     return "×".join(map(str, value.axes)) or "a number"
 
 
-def _matmul(left: Quantity, right: Quantity, text: str) -> Quantity:
-    if not left.axes or not right.axes or left.axes[-1] != right.axes[0]:
-        raise ProofError(f"the sizes of {text!r} do not fit: {_shape(left)} times {_shape(right)}")
-    split = len(left.axes) - 1
+def _matmul(lhs: Quantity, rhs: Quantity, text: str) -> Quantity:
+    if not lhs.axes or not rhs.axes or lhs.axes[-1] != rhs.axes[0]:
+        raise ProofError(f"the sizes of {text!r} do not fit: {_shape(lhs)} times {_shape(rhs)}")
+    split = len(lhs.axes) - 1
 
     def at(*indices: Term) -> Term:
-        bound = indexed.fresh_index(left.axes[-1])
-        return indexed.total(left.at(*indices[:split], bound) * right.at(bound, *indices[split:]), bound)
+        bound = indexed.fresh_index(lhs.axes[-1])
+        return indexed.total(lhs.at(*indices[:split], bound) * rhs.at(bound, *indices[split:]), bound)
 
-    return Quantity((*left.axes[:-1], *right.axes[1:]), at)
+    return Quantity((*lhs.axes[:-1], *rhs.axes[1:]), at)
 
 
 def _call(node: ast.Call, scope: Scope) -> Quantity:

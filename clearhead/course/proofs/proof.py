@@ -200,8 +200,8 @@ def _scope(source: ProblemSource) -> Scope:
 
 
 def _definition(equation: ast.expr) -> Definition:
-    left, _, right = sides(equation)
-    return Definition(*pattern_of(left), right)
+    lhs, _, rhs = sides(equation)
+    return Definition(*pattern_of(lhs), rhs)
 
 
 # ---------------------------------------------------------------------- verification
@@ -224,11 +224,11 @@ def _assume(
 ) -> tuple[Scope, list[tuple[Term, Term]]]:
     """Return a scope and rules in which equations hold: those about an array are definitions, others are rules."""
     rules = []
-    for left, _, right in map(sides, equations):
-        if isinstance(left, (ast.Subscript, ast.Name)):
-            scope = scope.with_definitions([Definition(*pattern_of(left), right)])
+    for lhs, _, rhs in map(sides, equations):
+        if isinstance(lhs, (ast.Subscript, ast.Name)):
+            scope = scope.with_definitions([Definition(*pattern_of(lhs), rhs)])
         else:
-            rule = scalar(left, scope), scalar(right, scope)
+            rule = scalar(lhs, scope), scalar(rhs, scope)
             try:
                 indexed.removed_factor(rule[0])
             except ValueError as error:
@@ -243,15 +243,15 @@ def _induction(block: ProblemSource, scope: Scope) -> tuple[ast.expr, tuple[tupl
     claim = _parse(block, "claim")
     over = block.text("over")
     first = block.integer("from", 0, least=0)
-    left, relation, right = sides(claim)
+    lhs, relation, rhs = sides(claim)
     if relation != "=" or over not in scope.sizes:
         block.fail("claim", f"an induction needs an equation and a size that it is over, got {block.text('claim')!r}")
     start = ast.Constant(first)
     following = ast.BinOp(ast.Name(over), ast.Add(), ast.Constant(1))
-    base = _chain(block, "base", _replace(left, over, start), scope, [], goal=_replace(right, over, start))
+    base = _chain(block, "base", _replace(lhs, over, start), scope, [], goal=_replace(rhs, over, start))
     hypothesis, rules = _assume([claim], scope, block, "claim")
-    goal = _replace(right, over, following)
-    step = _chain(block, "step", _replace(left, over, following), hypothesis, rules, goal=goal)
+    goal = _replace(rhs, over, following)
+    step = _chain(block, "step", _replace(lhs, over, following), hypothesis, rules, goal=goal)
     name = ast.unparse(start)
     return claim, ((f"Base case {over} = {name}", base), (f"From {over} to {over} + 1", step))
 
@@ -328,6 +328,6 @@ def _are_equal(a: Quantity, b: Quantity, rules: Sequence[tuple[Term, Term]]) -> 
         return False
     at = [indexed.fresh_index(length) for length in a.axes]
     difference = indexed.normalize(a.at(*at) - b.at(*at))
-    for left, right in rules:
-        difference = indexed.replace_equal(difference, left, right)
+    for lhs, rhs in rules:
+        difference = indexed.replace_equal(difference, lhs, rhs)
     return indexed.is_zero(difference)

@@ -148,7 +148,7 @@ class TestCharts:
             cell for row in self.chart.cells() for cell in row if cell not in ("", "·")
         ]
 
-    def test_strip_common_prefix(self):
+    def test_strip_common_prefix_shortens_paths(self):
         assert strip_common_prefix(["a.blocks.0", "a.blocks.1"]) == ["block 0", "block 1"]
         assert strip_common_prefix(["a.0.x", "a.1.y"]) == ["0.x", "1.y"]
         assert strip_common_prefix(["only.one"]) == ["only.one"]

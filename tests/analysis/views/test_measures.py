@@ -142,7 +142,7 @@ class TestLabels:
         ("token", "is_one"),
         [(",", True), (" ?!", True), ("▁—", True), ("¿", True), ("'s", False), ("␣", False), ("", False), ("$", False)],
     )
-    def test_is_punctuation(self, token, is_one):
+    def test_is_punctuation_accepts_marks_and_no_symbols(self, token, is_one):
         assert is_punctuation(token) == is_one
 
     def test_classify_head_single_token_is_mixed(self):

@@ -274,7 +274,7 @@ class TestOrders:
         with torch.no_grad():
             assert torch.equal(walk.steps[-1].values, model(ids)[0])
 
-    def test_vision_model_steps(self):
+    def test_vision_model_has_the_expected_steps(self):
         model = perturb(
             VisionConfig(image_size=(12, 8), patch_size=4, n_classes=7, n_layers=1, d_model=24, n_heads=4).build()
         )
@@ -318,7 +318,7 @@ class TestThirdPartyModels:
         assert walk.steps[-1].role == "vectors"
         assert walk.predictions == []
 
-    def test_torch_encoder_steps(self):
+    def test_torch_encoder_has_the_expected_steps(self):
         layer = nn.TransformerEncoderLayer(24, 4, 23, batch_first=True)
         model = perturb(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
         x = torch.randn(1, 7, 24)
@@ -329,7 +329,7 @@ class TestThirdPartyModels:
             torch.testing.assert_close(walk.steps[-1].values, model(x)[0])
 
     @pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
-    def test_transformers_model_steps(self, name):
+    def test_transformers_model_has_the_expected_steps(self, name):
         key = next(key for key in PEERS if key.replace("-", "_").startswith(name))
         peer = PEERS[key]
         model = peer.build().float().eval()

@@ -84,7 +84,7 @@ def test_kernels_compile_as_launched(compiled_kernels, mask, dtype, D, groups, b
     ],
     ids=str,
 )
-def test_forward_kernel_occupancy(compiled_kernels, mask, bias, min_blocks):
+def test_forward_kernel_fits_several_blocks_on_a_multiprocessor(compiled_kernels, mask, bias, min_blocks):
     """Several thread blocks fit on a multiprocessor, to hide the latency of loads, without spilled registers."""
     T = 1031  # enough for full tiles
     q, k, v = (torch.randn(1, 2, T, 64).bfloat16() for _ in range(3))

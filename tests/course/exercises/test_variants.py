@@ -49,13 +49,13 @@ def test_variant_names_its_seed_and_omits_document_comparisons():
 
 def test_variant_of_two_heads_has_the_numbers_of_one_head():
     for seed in (None, 3, 107):
-        one, two = (
+        single_head, two_heads = (
             solve(read(name) if seed is None else variant(name, seed))
             for name in ("sort-dedup", "sort-dedup-two-heads")
         )
-        assert one.step("z").grid.cells == two.step("z1").grid.cells == two.step("z2").grid.cells
-        assert one.step("z").grid.rows == two.step("z1").grid.rows
-        labels = [worksheet.step("targets_loss").grid.rows for worksheet in (one, two)]
+        assert single_head.step("z").grid.cells == two_heads.step("z1").grid.cells == two_heads.step("z2").grid.cells
+        assert single_head.step("z").grid.rows == two_heads.step("z1").grid.rows
+        labels = [worksheet.step("targets_loss").grid.rows for worksheet in (single_head, two_heads)]
         assert labels[0] == labels[1]
 
 

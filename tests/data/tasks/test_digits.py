@@ -144,7 +144,7 @@ def _idx(array):
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def test_read_idx_files(tmp_path):
+def test_idx_files_are_read_and_truncated_ones_raise(tmp_path):
     x, y = _random(5, 7, 3), numpy.arange(5, dtype=numpy.uint8)
     for part in ("train", "t10k"):
         (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(_idx(x)))
