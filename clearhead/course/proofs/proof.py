@@ -232,7 +232,7 @@ def _assume(
             try:
                 indexed.removed_factor(rule[0])
             except ValueError as error:
-                block.fail(key, f"{error}, got {ast.unparse(left)!r}")
+                block.fail(key, f"{error}, got {ast.unparse(lhs)!r}")
             rules.append(rule)
     return scope, rules
 
