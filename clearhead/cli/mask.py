@@ -33,7 +33,8 @@ def mask(
 
     Rows are queries, columns are keys; filled cells may attend. Expressions use Python's syntax:
     full() causal() window(before, after) clamped(before, after) every(step, start=0) dilated(step) prefix(n)
-    blocks(size) scattered(per_row, seed) padding(length) axis(mask, dim, grid=(…), tile=(…)), joined by & | ~ and .T"""
+    blocks(size) scattered(per_row, seed) padding(length) axis(mask, dim, grid=(…), tile=(…))
+    per_head(mask, …, repeat=1), joined by & | ~ and .T"""
     parsed = ch.masks.parse(expression)
     S = n if keys is None else keys
     allowed = parsed.count(n, S, query_offset=offset)

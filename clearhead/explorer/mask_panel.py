@@ -22,7 +22,19 @@ _CELLS = 64  # per side of a drawing
 _N_HEADS = 32
 _HEAD_DIM = 64
 _CATALOGUE_TOKENS = 2048
-_FUNCTIONS = ("full", "causal", "window", "clamped", "every", "dilated", "prefix", "blocks", "scattered", "axis")
+_FUNCTIONS = (
+    "full",
+    "causal",
+    "window",
+    "clamped",
+    "every",
+    "dilated",
+    "prefix",
+    "blocks",
+    "scattered",
+    "axis",
+    "per_head",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,10 @@ from clearhead.masks.data import Allow, Documents, Forbid, Padding, allow, docum
 from clearhead.masks.drawing import Drawing, draw
 from clearhead.masks.function import from_function
 from clearhead.masks.grids import Axis, Clamped, Grid, axis, clamped
-from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, leaves, lookback
+from clearhead.masks.heads import Head
+from clearhead.masks.operators import And, Atom, Not, Or, PerHead, Transposed, fold, leaves, lookback, per_head
 from clearhead.masks.parse import parse
+from clearhead.masks.selection import Intervals, Selected, intervals, selected
 from clearhead.masks.structural import (
     Blocks,
     Causal,
@@ -51,13 +53,17 @@ __all__ = [
     "Forbid",
     "Full",
     "Grid",
+    "Head",
+    "Intervals",
     "Leaf",
     "Mask",
     "Not",
     "Or",
     "Padding",
+    "PerHead",
     "Prefix",
     "Scattered",
+    "Selected",
     "Transposed",
     "Window",
     "allow",
@@ -74,11 +80,14 @@ __all__ = [
     "forbid",
     "from_function",
     "full",
+    "intervals",
     "leaves",
     "lookback",
     "padding",
     "parse",
+    "per_head",
     "prefix",
     "scattered",
+    "selected",
     "window",
 ]  # fmt: skip

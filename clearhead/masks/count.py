@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask
 from clearhead.masks.grids import Axis
+from clearhead.masks.heads import Head
 from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, join, leaves
 from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid
 from clearhead.masks.structural import Full, Scattered
@@ -62,7 +63,7 @@ def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
 
 def _expand(mask: Mask, limit: int, *, swapped: bool = False) -> Terms:
     """Return the polynomial of an expression; raise beyond `limit` terms."""
-    product = partial(_product, limit=limit)
+    product = partial(_product, limit=limit, has_heads=bool(mask.batch_shape))
 
     def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
         return _complement(product(_complement(a), _complement(b)))
@@ -91,7 +92,7 @@ def cheapest_polynomial(mask: Mask, stop: int, S: int) -> Terms | None:
 
 def _tabulated_polynomial(mask: Mask, variables: tuple[str, str], limit: int) -> Terms | None:
     """Return the polynomial in which maximal subexpressions of one of these variables are one factor each."""
-    product = partial(_product, limit=limit)
+    product = partial(_product, limit=limit, has_heads=bool(mask.batch_shape))
 
     def either(a: Terms, b: Terms) -> Terms:
         return _complement(product(_complement(a), _complement(b)))
@@ -132,7 +133,12 @@ def _group_by_variable(node: And | Or, variables: tuple[str, str], swapped: bool
 def _variable_of(mask: Mask, swapped: bool) -> Literal["key", "query", "distance"] | None:
     """Return the only variable that a structural expression depends on, or None."""
     atoms = leaves(mask, swapped=swapped)
-    if not all([atom.leaf.is_structural and not isinstance(atom.leaf, Scattered) for atom in atoms]):
+    if not all(
+        [
+            atom.leaf.is_structural and not atom.leaf.batch_shape and not isinstance(atom.leaf, Scattered)
+            for atom in atoms
+        ]
+    ):
         return None
     if all([atom.leaf.by_distance for atom in atoms]):
         return "distance"
@@ -166,18 +172,26 @@ def _complement(terms: Terms) -> Terms:
     return {term: factor for term, factor in result.items() if factor}
 
 
-def _product(a: Terms, b: Terms, limit: int) -> Terms:
+def _product(a: Terms, b: Terms, limit: int, has_heads: bool) -> Terms:
     if len(a) * len(b) > 16 * limit:
         raise _TooManyTermsError
     result: Terms = {}
     for left, x in a.items():
         for right, y in b.items():
             both = left | right
+            if has_heads and _has_disjoint_heads(both):
+                continue
             result[both] = result.get(both, 0) + x * y
     result = {term: factor for term, factor in result.items() if factor}
     if len(result) > limit:
         raise _TooManyTermsError
     return result
+
+
+def _has_disjoint_heads(term: Term) -> bool:
+    """Return whether a product is zero because its factors are of different heads."""
+    heads = [atom.leaf for atom in term if isinstance(atom, Atom) and isinstance(atom.leaf, Head)]
+    return any(a.heads == b.heads and (a.stop <= b.first or b.stop <= a.first) for a in heads for b in heads)
 
 
 def count(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None = None) -> int:
@@ -196,7 +210,7 @@ def count(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None 
     by_key = {term: factor for term, factor in terms.items() if is_counted_by_key(term)}
     by_query = {term: factor for term, factor in terms.items() if term not in by_key}
     on_grid = {term: pairs for term in by_query if (pairs := _count_on_grid(term, T, S, start)) is not None}
-    total = batch * sum([by_query.pop(term) * pairs for term, pairs in on_grid.items()])
+    total = sum([by_query.pop(term) * pairs * batch // heads for term, (pairs, heads) in on_grid.items()])
     if by_query:
         counter = Counter(mask, grid, by_query, stop=start + T)
         if counter.by_pairs:
@@ -208,12 +222,16 @@ def count(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None 
     return total
 
 
-def _count_on_grid(term: Term, T: int, S: int, start: int) -> int | None:
-    """Return the number of pairs of a product of axes of one grid: the product of one count per dimension.
+def _count_on_grid(term: Term, T: int, S: int, start: int) -> tuple[int, int] | None:
+    """Return the number of pairs of a product of axes of one grid, the product of one count per dimension.
 
-    Returns None unless the pairs are those of the whole grid."""
+    The pairs are those of all heads, whose number is also returned. Returns None unless the term allows pairs of the
+    whole grid."""
     axes = [(atom.leaf, atom.swapped) for atom in term if isinstance(atom, Atom) and isinstance(atom.leaf, Axis)]
-    if not axes or len(axes) < len(term) or start or T != S or not all(leaf.is_structural for leaf, _ in axes):
+    heads = [atom.leaf for atom in term if isinstance(atom, Atom) and isinstance(atom.leaf, Head)]
+    if not axes or len(axes) + len(heads) < len(term) or len(heads) > 1 or start or T != S:
+        return None
+    if not all(leaf.is_structural and not leaf.batch_shape for leaf, _ in axes):
         return None
     grid = axes[0][0].grid
     if any(leaf.grid != grid for leaf, _ in axes) or S % grid.slab or (not grid.is_open and S != grid.positions):
@@ -223,7 +241,7 @@ def _count_on_grid(term: Term, T: int, S: int, start: int) -> int | None:
         size = grid.size(dim, S)
         parts = [leaf.mask.T if swapped else leaf.mask for leaf, swapped in axes if leaf.dim == dim]
         total *= count(join(And, parts), size) if parts else size * size
-    return total
+    return (total * (heads[0].stop - heads[0].first), heads[0].heads) if heads else (total, 1)
 
 
 def is_counted_by_key(term: Term) -> bool:

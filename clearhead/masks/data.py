@@ -219,10 +219,10 @@ def padding(lengths: Tensor | Sequence[int], *, left_pad: Tensor | Sequence[int]
     Raises:
         DtypeError: `lengths` or `left_pad` are not integers.
         ShapeError: Their shapes differ."""
-    sizes = _integers(lengths, "lengths", "padding")
+    sizes = integer_tensor(lengths, "lengths", "padding")
     if left_pad is None:
         return Padding((sizes,), ("lengths",))
-    starts = _integers(left_pad, "left_pad", "padding")
+    starts = integer_tensor(left_pad, "left_pad", "padding")
     if starts.shape != sizes.shape:
         raise ShapeError(
             f"padding got lengths of shape {tuple(sizes.shape)} and left_pad of shape {tuple(starts.shape)}; "
@@ -257,7 +257,7 @@ def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     Raises:
         DtypeError: `ids` are not integers.
         ShapeError: `ids` is a scalar."""
-    tensor = _integers(ids, "ids", "documents")
+    tensor = integer_tensor(ids, "ids", "documents")
     if tensor.ndim == 0:
         raise ShapeError("documents got a scalar; expected ids (…, N), one for each position")
     return Documents((tensor,), ("ids",))
@@ -306,7 +306,8 @@ def forbid(tensor: Tensor) -> Mask:
     return Forbid((_bools(tensor, "forbid"),), ("tensor",))
 
 
-def _integers(value: object, name: str, owner: str) -> Tensor:
+def integer_tensor(value: object, name: str, owner: str) -> Tensor:
+    """Return an integer tensor of an argument; raise `DtypeError` for other values."""
     if not isinstance(value, Tensor):
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             hint = "; for one length shared by all sequences use prefix(n)" if owner == "padding" else ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.errors import MaskError, MaskTypeError, ShapeError
 from clearhead.masks.base import MAX_DEPTH, MAX_INTEGER, MAX_NODES, Leaf, Mask, check_integer, short_str
-from clearhead.masks.operators import Atom, fold
+from clearhead.masks.operators import Atom, PerHead, fold
 from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid, Region
 from clearhead.masks.structural import Window
 
@@ -318,7 +318,7 @@ def axes_of(mask: Mask) -> tuple[Grid, int] | None:
     """Return the grid and dimension that all leaves of an expression have in common; None if they differ."""
     if isinstance(mask, Axis):
         return mask.grid, mask.dim
-    if isinstance(mask, Leaf):
+    if isinstance(mask, (Leaf, PerHead)):
         return None
     parts: tuple[Mask, ...] = mask.parts  # type: ignore[attr-defined]
     first = axes_of(parts[0])

@@ -1,4 +1,4 @@
-"""The operators of masks, `&`, `|`, `~` and `.T`, and traversal of the expressions.
+"""The operators of masks, `&`, `|`, `~`, `.T` and `per_head`, and traversal of the expressions.
 
 `a & b & c` is one node with three parts for any bracketing, and likewise for `|`; `~~m` and `m.T.T` are m again.
 Nothing else is rewritten, so an expression prints as it was written.
@@ -18,8 +18,9 @@ from typing import ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from clearhead.errors import MaskError
-from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Leaf, Mask, common_shape
+from clearhead.errors import MaskError, MaskTypeError, ShapeError
+from clearhead.masks.base import MAX_DEPTH, MAX_NODES, Leaf, Mask, check_integer, common_shape, short_str
+from clearhead.masks.heads import Head
 from clearhead.masks.regions import KeyIntervalFunction, PairGrid, Region
 from clearhead.masks.structural import Window
 
@@ -35,16 +36,11 @@ class _Compound(Mask):
     nodes: int = field(default=1, compare=False)
     is_structural: bool = field(default=True, compare=False)
     constrains_sizes: bool = field(default=False, compare=False)
+    batch_shape: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def depends_on_length(self) -> bool:
         return any([part.depends_on_length for part in self.parts])
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        if self.is_structural:
-            return ()
-        return common_shape([part.batch_shape for part in self.parts])
 
     @property
     def versions(self) -> tuple[int, ...] | None:
@@ -158,12 +154,80 @@ class Transposed(_Compound):
         return _parenthesize(self.parts[0], And, Or, Not) + ".T"
 
 
+@dataclass(frozen=True, repr=False)
+class PerHead(_Compound):
+    """Part i for the heads from i · repeat to (i + 1) · repeat − 1; see `per_head`."""
+
+    repeat: int = 1
+
+    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
+        pairs = common_shape([tuple(p.shape), tuple(j.shape)])
+        batch = (*self.batch_shape[:-1], self.repeat)
+        results = [part.test(p, j, grid).broadcast_to((*batch, *pairs)) for part in self.parts]
+        return torch.cat(results, dim=-1 - len(pairs))
+
+    def classify(self, region: Region) -> bool | None:
+        verdicts = {part.classify(region) for part in self.parts}
+        return verdicts.pop() if len(verdicts) == 1 else None
+
+    def heads(self) -> list[Head]:
+        """Return the heads of each part."""
+        n = self.repeat * len(self.parts)
+        return [Head(first, first + self.repeat, n) for first in range(0, n, self.repeat)]
+
+    def _proves_nonempty(self, first: int, last: int, keys: int) -> bool:
+        return all([part._proves_nonempty(first, last, keys) for part in self.parts])
+
+    def __str__(self) -> str:
+        repeat = f", repeat={self.repeat}" if self.repeat > 1 else ""
+        return f"per_head({', '.join([str(part) for part in self.parts])}{repeat})"
+
+
+def per_head(*masks: Mask, repeat: int = 1) -> Mask:
+    """Give each head a mask: head 0 the first one, head 1 the second one, and so on.
+
+        per_head(causal(), window(1, 1)) has the head masks
+        ■ · · ·        ■ ■ · ·
+        ■ ■ · ·        ■ ■ ■ ·
+        ■ ■ ■ ·        · ■ ■ ■
+        ■ ■ ■ ■        · · ■ ■
+
+    Args:
+        *masks: One mask per head, or per group of `repeat` heads.
+        repeat: Number of consecutive heads that share a mask, as the heads of a group share keys.
+
+    Returns:
+        A mask whose `dense` is (*batch, heads, T, S) with heads = number of masks · repeat.
+
+    Raises:
+        MaskTypeError: An argument is not a mask.
+        MaskError: There is no mask, or `repeat` is not a whole number of at least 1.
+        ShapeError: A mask has heads itself, or their batches differ.
+
+    Example:
+        per_head(window(128, 0), window(1024, 0), repeat=4)  # for 8 heads
+    """
+    if not masks:
+        raise MaskError("per_head got no mask; expected one for each head or group of heads")
+    for number, mask in enumerate(masks):
+        if not isinstance(mask, Mask):
+            raise MaskTypeError(f"mask {number} of per_head is {type(mask).__name__}; expected a mask such as causal()")
+        if mask.batch_shape and mask.batch_shape[-1] != 1:
+            raise ShapeError(
+                f"mask {number} of per_head, {short_str(mask)}, has (batch, heads) {mask.batch_shape}; expected a mask "
+                "that all heads share"
+            )
+    repeat = check_integer(repeat, "the repeat of per_head", least=1)
+    heads = repeat * len(masks)
+    batch = common_shape([*[mask.batch_shape for mask in masks], (heads,)])
+    return PerHead(masks, *_properties(masks), batch, repeat)
+
+
 def join(kind: type[And] | type[Or], masks: Sequence[Mask]) -> Mask:
     """Return `&` or `|` of all these masks as one node; a single mask is returned unchanged."""
     parts = [part for mask in masks for part in (mask.parts if type(mask) is kind else (mask,))]
     if len(parts) == 1:
         return parts[0]
-    common_shape([part.batch_shape for part in parts])  # raises if they do not broadcast
     return _build(kind, tuple(parts))
 
 
@@ -173,6 +237,11 @@ def wrap(kind: type[Not] | type[Transposed], mask: Mask) -> Mask:
 
 
 def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
+    return kind(parts, *_properties(parts), common_shape([part.batch_shape for part in parts]))
+
+
+def _properties(parts: tuple[Mask, ...]) -> tuple[int, int, bool, bool]:
+    """Return depth, nodes, `is_structural` and `constrains_sizes` of an expression with these parts."""
     depth = 1 + max([part.depth for part in parts])
     nodes = 1 + sum([part.nodes for part in parts])
     if depth > MAX_DEPTH or nodes > MAX_NODES:
@@ -181,7 +250,7 @@ def _build(kind: type[_Compound], parts: tuple[Mask, ...]) -> Mask:
             f"{MAX_NODES}: for a pattern this irregular, use allow(tensor) with a bool tensor"
         )
     is_structural = all([part.is_structural for part in parts])
-    return kind(parts, depth, nodes, is_structural, any([part.constrains_sizes for part in parts]))
+    return depth, nodes, is_structural, any([part.constrains_sizes for part in parts])
 
 
 def _parenthesize(mask: Mask, *brackets: type[Mask]) -> str:
@@ -255,6 +324,10 @@ def fold(
             return inner if transpose is None else transpose(inner)
         if isinstance(node, Leaf):
             return leaf(atom(node, swapped))
+        if isinstance(node, PerHead):
+            heads = [leaf(Atom(head)) for head in node.heads()]
+            parts = [value(part, swapped) for part in node.parts]
+            return reduce(or_, [and_(head, part) for head, part in zip(heads, parts, strict=True)])
         raise TypeError(f"{type(node).__name__} is neither a Leaf nor an operator of masks")
 
     return value(mask, swapped)
@@ -304,4 +377,7 @@ def lookback(mask: Mask) -> int | None:
         if isinstance(mask, And):
             return min(bounded, default=None)
         return max(bounded) if len(bounded) == len(lookbacks) else None
+    if isinstance(mask, PerHead):
+        bounded = [n for part in mask.parts if (n := lookback(part)) is not None]
+        return max(bounded) if len(bounded) == len(mask.parts) else None
     return mask.before + 1 if isinstance(mask, Window) else None

@@ -32,7 +32,8 @@ class PairInterval(NamedTuple):
         block: p // block = j // block; 0 for no condition.
         ids: The document of each position, (N,) or (B, N): ids[p] = ids[j] ≥ 0.
         key_padding: (lengths,) or (lengths, left_pad) of the keys, each () or (B,).
-        query_padding: The same for the queries."""
+        query_padding: The same for the queries.
+        bounds: () or (start, stop) of the keys of each query row, each (T,) or (B, T)."""
 
     before: int = NO_LIMIT
     after: int = NO_LIMIT
@@ -44,9 +45,10 @@ class PairInterval(NamedTuple):
     ids: Tensor | None = None
     key_padding: tuple[Tensor, ...] = ()
     query_padding: tuple[Tensor, ...] = ()
+    bounds: tuple[Tensor, ...] = ()
 
     def transpose(self) -> PairInterval:
-        """Return the same pairs with queries and keys exchanged."""
+        """Return the same pairs with queries and keys exchanged, except `bounds`, which has no such form."""
         return PairInterval(
             self.after,
             self.before,
@@ -67,6 +69,7 @@ class PairInterval(NamedTuple):
         if self.ids is not None and other.ids is not None and self.ids is not other.ids:
             return None
         for padding, other_padding in (
+            (self.bounds, other.bounds),
             (self.key_padding, other.key_padding),
             (self.query_padding, other.query_padding),
         ):
@@ -83,19 +86,23 @@ class PairInterval(NamedTuple):
             other.ids if self.ids is None else self.ids,
             self.key_padding or other.key_padding,
             self.query_padding or other.query_padding,
+            self.bounds or other.bounds,
         )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of the conditions."""
         ids = () if self.ids is None else (self.ids,)
-        return (*ids, *self.key_padding, *self.query_padding)
+        return (*ids, *self.key_padding, *self.query_padding, *self.bounds)
 
     @property
     def has_supported_batch(self) -> bool:
         """Whether the tensors have at most one batch dimension."""
         if self.ids is not None and self.ids.dim() > 2:
             return False
+        for bound in self.bounds:
+            if bound.dim() > 2:
+                return False
         for lengths in (*self.key_padding, *self.query_padding):  # noqa: SIM110 (torch.compile traces the loop)
             if lengths.dim() > 1:
                 return False
@@ -127,7 +134,9 @@ def pair_intervals(mask: Mask) -> PairIntervals | None:
         return None if interval is None or not interval.has_supported_batch else (interval,)
     if isinstance(mask, Transposed):
         inner = pair_intervals(mask.parts[0])
-        return None if inner is None else tuple([interval.transpose() for interval in inner])
+        if inner is None or any([len(interval.bounds) > 0 for interval in inner]):
+            return None
+        return tuple([interval.transpose() for interval in inner])
     if isinstance(mask, Not):
         return _complement(mask.parts[0])
     if isinstance(mask, Or):

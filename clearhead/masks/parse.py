@@ -24,7 +24,8 @@ from clearhead.errors import ClearheadError, ParseError
 from clearhead.masks.base import MAX_DEPTH, Mask
 from clearhead.masks.data import DataMask, allow, documents, forbid, padding
 from clearhead.masks.grids import axis, clamped
-from clearhead.masks.operators import And, Not, Or, Transposed, join, wrap
+from clearhead.masks.operators import And, Not, Or, Transposed, join, per_head, wrap
+from clearhead.masks.selection import intervals, selected
 from clearhead.masks.structural import blocks, causal, dilated, every, full, prefix, scattered, window
 
 MAX_TEXT = 65_536
@@ -37,8 +38,8 @@ TOKEN = re.compile(
 """The next token of any text. It matches at every position, so that no character is scanned twice."""
 
 _NUMBERS = (full, causal, window, clamped, every, dilated, prefix, blocks, scattered)  # with integer arguments
-_NESTED = (axis,)  # with masks as arguments
-_DATA = (padding, documents, allow, forbid)  # with names of tensors as arguments
+_NESTED = (axis, per_head)  # with masks as arguments
+_DATA = (padding, documents, intervals, selected, allow, forbid)  # with names of tensors as arguments
 _CONSTRUCTORS: dict[str, Callable[..., Mask]] = {
     constructor.__name__: constructor for constructor in (*_NUMBERS, *_NESTED, *_DATA)
 }
@@ -171,18 +172,24 @@ class _Parser:
             self._fail(f"expected ( after {owner}")
         arguments: dict[str, _Token] = {}
         values: dict[str, object] = {}
+        parts: list[object] = []
         while not self._skip(")"):
             if arguments and not self._skip(",") and self.tokens[self.index].kind != "end":
                 self._fail(f"expected , or ) in the arguments of {owner}")
             parameter, token = self._argument(owner, arguments)
             arguments[parameter] = token
-            values[parameter] = self._value(owner, parameter, token, depth)
+            value = self._value(owner, parameter, token, depth)
+            if _PARAMETERS[owner][parameter].kind is inspect.Parameter.VAR_POSITIONAL:
+                parts.append(value)
+            else:
+                values[parameter] = value
         missing = [word for word in _REQUIRED[owner] if word not in arguments]
         if missing:
             self._fail(f"{owner} needs {' and '.join(missing)}: {_usage(owner)}", name.column)
-        mask = self._build(_CONSTRUCTORS[owner], column=name.column, **values)
+        mask = self._build(_CONSTRUCTORS[owner], *parts, column=name.column, **values)
         if isinstance(mask, DataMask):
-            names = tuple([arguments[word].text for word in _PARAMETERS[owner] if word in arguments])
+            tensors = [word for word in _PARAMETERS[owner] if word in arguments and _takes_tensor(owner, word)]
+            names = tuple([arguments[word].text for word in tensors])
             mask = dataclasses.replace(mask, names=names)
         return mask
 
@@ -194,13 +201,15 @@ class _Parser:
             self._fail(f"the bracket of {owner}( is not closed: {_usage(owner)}", token.column)
         if token.kind == "name" and self._skip("="):
             parameter, value = token.text, self._next()
-            if parameter not in parameters:
+            if parameter not in parameters or parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
                 near = _guess(parameter, parameters)
                 self._fail(f"{owner} has no argument {_short_repr(parameter)}{near}: {_usage(owner)}", token.column)
         else:
             positional = [
                 word for word, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY
             ]
+            if positional and parameters[positional[0]].kind is inspect.Parameter.VAR_POSITIONAL:
+                return positional[0], token
             if len(arguments) >= len(positional):
                 self._fail(f"too many arguments: {_usage(owner)}", token.column)
             parameter, value = positional[len(arguments)], token
@@ -213,9 +222,9 @@ class _Parser:
         if kind == "Mask":
             self.index -= 1  # an expression begins with this token
             return self._inner(token, depth)
-        if kind.startswith("Sequence"):
+        if kind.startswith("Sequence") and not _takes_tensor(owner, parameter):
             return self._sizes(owner, parameter, token)
-        if "Tensor" not in kind:
+        if not _takes_tensor(owner, parameter):
             return self._integer(owner, parameter, token)
         if token.kind == "number" and parameter == "lengths":
             return [int(token.text.replace("_", "")[:12])]  # a batch of one
@@ -266,6 +275,10 @@ class _Parser:
         caret = " " * (len(front) + column - 1 - start) + "^"
         lines = [f"column {column}: {message}", f"  {front}{excerpt}{back}", f"  {caret}"]
         raise ParseError("\n".join(lines), text=self.text, column=column)
+
+
+def _takes_tensor(owner: str, parameter: str) -> bool:
+    return "Tensor" in str(_PARAMETERS[owner][parameter].annotation)
 
 
 def _usage(owner: str) -> str:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from clearhead.masks import (
     Atom,
     allow,
+    axis,
     blocks,
     causal,
     dilated,
@@ -21,10 +22,13 @@ from clearhead.masks import (
     every,
     forbid,
     full,
+    intervals,
     leaves,
     padding,
+    per_head,
     prefix,
     scattered,
+    selected,
     window,
 )
 from clearhead.masks.count import Counter, cheapest_polynomial, polynomial
@@ -70,6 +74,13 @@ def data_masks(draw, T=7, S=11, query_offset=3):
         causal(),
         every(3).T,
         dilated(2),
+        intervals(lengths.clamp(0, 5)[..., None].expand(*lengths.shape, T), torch.full((*lengths.shape, T), 9)),
+        intervals(torch.arange(S) % 4, torch.arange(S) % 4 + 3).T,
+        selected(torch.tensor([[0, 2], [1, -1], [3, 3], [0, 1]]), 3, rows=2),
+        selected(torch.tensor([[[0, 1]] * 6, [[2, 3]] * 6])[:, None], 2).T,
+        per_head(window(2, 1), causal() | every(3), prefix(4)),
+        per_head(padding(lengths), axis(window(1, 0), 1, (-1, 4)).T, window(1, 1) & ~every(2)),
+        axis(padding(lengths), 0, (-1, 4)),
     ]
     parts = draw(st.lists(st.sampled_from(leaves), min_size=1, max_size=4))
     mask = parts[0]

@@ -28,7 +28,8 @@ from clearhead.masks import (
 from tests.support.mask_strategies import masks as any_masks
 from tests.support.mask_strategies import plain_masks, sizes, table
 
-NAMES = "full causal window clamped axis every dilated prefix blocks scattered padding documents allow forbid"
+NAMES = """full causal window clamped axis every dilated prefix blocks scattered padding documents intervals selected
+allow forbid"""
 
 
 @given(plain_masks, sizes)

@@ -15,7 +15,7 @@ from clearhead.attention.inputs import AttentionInputs
 from clearhead.attention.sparse.cost_model import rates_for
 from clearhead.attention.sparse.plan import Blocking, Plan, plan
 from clearhead.attention.sparse.registry import PLANS
-from clearhead.masks import Atom, Axis, Mask, as_mask, fold, parse
+from clearhead.masks import Atom, Axis, Head, Mask, as_mask, fold, parse
 from clearhead.masks.parse import STRUCTURAL_NAMES
 
 PlanKey: TypeAlias = tuple[torch.device, str, tuple[int, int, int], tuple[int, int, int | None, bool, int | None]]
@@ -85,6 +85,8 @@ def is_static(value: int) -> bool:
 
 
 def _is_constant(atom: Atom) -> bool:
+    if isinstance(atom.leaf, Head):
+        return True
     if type(atom.leaf).__name__.lower() not in STRUCTURAL_NAMES:
         return False
     if isinstance(atom.leaf, Axis) and static_text(atom.leaf.mask) is None:

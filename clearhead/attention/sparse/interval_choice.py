@@ -39,6 +39,8 @@ def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
     if not torch.compiler.is_compiling() and 0 in mask.batch_shape:
         return None
     intervals = intervals_of(mask)
+    if torch.compiler.is_compiling() and intervals is not None and any([len(i.bounds) > 0 for i in intervals]):
+        return None  # operators of graphs have no argument for them
     if intervals is None or not mask.is_structural or torch.compiler.is_compiling():
         return intervals
     parts = mask.parts if isinstance(mask, Or) else (mask,)
@@ -99,13 +101,13 @@ def intervals_beat_sdpa(inputs: AttentionInputs, intervals: PairIntervals) -> bo
 def _expected_pairs(inputs: AttentionInputs, intervals: PairIntervals) -> float:
     """Return about how many pairs the kernel computes per head, without reading data.
 
-    Documents rarely span a sequence, so their pairs count half. If one does, the kernel still takes less time than SDPA
-    with a mask as a tensor.
+    Documents and intervals per query rarely span a sequence, so their pairs count half. If one does, the kernel still
+    takes less time than SDPA with a mask as a tensor.
     """
     pairs = 0.0
     for interval in intervals:
         within_bounds = estimate_pairs((interval[:7],), inputs.T, inputs.S, inputs.query_offset)
-        pairs += within_bounds if interval.ids is None else within_bounds / 2
+        pairs += within_bounds if interval.ids is None and not interval.bounds else within_bounds / 2
     return pairs
 
 

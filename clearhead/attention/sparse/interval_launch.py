@@ -129,6 +129,7 @@ class IntervalCall:
             (
                 self.H // self.K, self.bias_strides[3], self.D, self.E, padded_width(self.D), padded_width(self.E),
                 tile.M, tile.N, len(self.rows.ids), *self.has_ids, self.has_bias, align, self.precision,
+                *((self.rows.tests_by_query,) if by_key else ()),
             ),
             tile.options,
         )  # fmt: skip

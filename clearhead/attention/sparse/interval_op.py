@@ -29,7 +29,8 @@ from clearhead.masks.pair_interval import PairIntervals
 
 def attend_intervals(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: RowIntervals, scale: float) -> Tensor:
     """Return the output (B, H, T, E) outside of graphs."""
-    if torch._C._len_torch_dispatch_stack():  # a mode that records operators must see one
+    # A mode that records operators must see one. Their arguments cannot describe bounds per query.
+    if torch._C._len_torch_dispatch_stack() and not rows.tests_by_query:
         out: Tensor = interval_attention(q, k, v, bias, rows.bounds, *_ids_arguments(rows), rows.query_offset, scale)[0]
         return out
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):

@@ -65,7 +65,7 @@ def grid_conditions(mask: Mask) -> GridConditions | None:
         return None
     by_dim: dict[int, list[Mask]] = {}
     for part, axis in zip(parts, axes, strict=True):
-        if axis is not None and axis[0] == grid and part.is_structural:
+        if axis is not None and axis[0] == grid and part.is_structural and not part.batch_shape:
             by_dim.setdefault(axis[1], []).append(mask_of_coordinates(part))
     if not by_dim:
         return None

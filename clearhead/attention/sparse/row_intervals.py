@@ -27,7 +27,7 @@ TESTED = NO_LIMIT
 """Added to the start of an interval whose pairs must be tested by their ids."""
 MAX_SIZE = NO_LIMIT - 1
 """Largest number of queries or keys, and largest position."""
-CONDITION_FIELDS = 12
+CONDITION_FIELDS = 14
 """Integers per interval in `Conditions.numbers`."""
 _MAX_CACHED = 16
 _SAMPLES = 32  # queries whose pairs are counted to estimate the number of pairs
@@ -40,7 +40,7 @@ class Conditions:
 
     Attributes:
         numbers: Per interval the seven bounds of a `PairInterval`, then the indices in `tensors` of the ids, the key
-            lengths, their left padding, the query lengths and theirs; −1 for none.
+            lengths, their left padding, the query lengths and theirs, and start and stop per query; −1 for none.
         tensors: The distinct tensors, each () or with its batch dimension first."""
 
     numbers: tuple[int, ...]
@@ -61,9 +61,10 @@ def batch_of(numbers: Sequence[int], tensors: Sequence[Tensor]) -> int:
     """Return the batch size of the tensors of conditions."""
     batch = 1
     for first in range(0, len(numbers), CONDITION_FIELDS):
-        ids, *lengths = numbers[first + 7 : first + CONDITION_FIELDS]
-        if ids >= 0 and tensors[ids].dim() == 2:
-            batch = max(batch, tensors[ids].shape[0])
+        ids, *lengths, start, _ = numbers[first + 7 : first + CONDITION_FIELDS]
+        for index in (ids, start):
+            if index >= 0 and tensors[index].dim() == 2:
+                batch = max(batch, tensors[index].shape[0])
         for index in lengths:
             if index >= 0 and tensors[index].dim() == 1:
                 batch = max(batch, tensors[index].shape[0])
@@ -91,7 +92,7 @@ def encode(intervals: PairIntervals, device: torch.device) -> Conditions:
             numbers.append(max(-NO_LIMIT, min(bound, NO_LIMIT)))
         numbers.append(min(interval.block, NO_LIMIT))
         numbers.append(index_of(interval.ids))
-        for padding in (interval.key_padding, interval.query_padding):
+        for padding in (interval.key_padding, interval.query_padding, interval.bounds):
             numbers.append(index_of(padding[0] if padding else None))
             numbers.append(index_of(padding[1] if len(padding) > 1 else None))
     return Conditions(tuple(numbers), tuple(tensors))
@@ -106,11 +107,13 @@ class RowIntervals:
             start and stop of the queries that see it. Start + `TESTED` if the ids of the pairs must be compared; both
             are 0 if there are none.
         ids: R times the document of each position, (N,) or (P, N), or None.
-        query_offset: Position of the first query."""
+        query_offset: Position of the first query.
+        tests_by_query: Whether pairs of a key whose start has `TESTED` must be compared with the bounds of queries."""
 
     bounds: Tensor
     ids: tuple[Tensor | None, ...]
     query_offset: int
+    tests_by_query: bool = False
 
 
 def compute_row_intervals(
@@ -118,13 +121,18 @@ def compute_row_intervals(
 ) -> RowIntervals:
     """Compute the intervals of T queries and S keys."""
     numbers, tensors = conditions.numbers, conditions.tensors
-    if runs_triton_on(device):
+    if runs_triton_on(device) and not has_bounds(numbers):
         from clearhead.attention.sparse.triton_row_intervals import launch_row_intervals
 
         bounds = launch_row_intervals(conditions, T, S, query_offset, device)
     else:
         bounds = row_intervals_torch(numbers, tensors, T, S, query_offset, device)
-    return RowIntervals(bounds, ids_of(numbers, tensors), query_offset)
+    return RowIntervals(bounds, ids_of(numbers, tensors), query_offset, has_bounds(numbers))
+
+
+def has_bounds(numbers: Sequence[int]) -> bool:
+    """Return whether some interval has bounds per query, so that the queries of a key need not be an interval."""
+    return any([index >= 0 for index in numbers[12::CONDITION_FIELDS]])
 
 
 def ids_of(numbers: Sequence[int], tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
@@ -142,19 +150,65 @@ def row_intervals_torch(
     for first in range(0, len(numbers), CONDITION_FIELDS):
         interval = _decode(numbers[first : first + CONDITION_FIELDS], tensors)
         runs = None if interval.ids is None else document_runs(interval.ids.reshape(-1, interval.ids.shape[-1]))
-        for conditions, n_rows, start, n_columns, column_start in (
-            (interval, T, query_offset, S, 0),
-            (interval.transpose(), S, 0, T, query_offset),
-        ):
+        sides = ((interval, T, query_offset, S, 0), (interval.transpose(), S, 0, T, query_offset))
+        for conditions, n_rows, start, n_columns, column_start in sides[: 1 if interval.bounds else 2]:
             p = torch.arange(start, start + n_rows, device=device)
             low, high, tested = _bounds(conditions, p, runs)
             low = (low - column_start).clamp(min=0).expand(P, n_rows)
             high = (high - column_start).clamp(max=n_columns).expand(P, n_rows)
-            is_empty = low >= high
-            low = torch.where(tested.expand(P, n_rows), low + TESTED, low)
-            bounds.append(torch.stack([low, high], 1).masked_fill(is_empty[:, None], 0))
-    sides = zip(bounds[::2], bounds[1::2], strict=True)
-    return torch.stack([torch.cat(pair, -1) for pair in sides], 1).int().contiguous()
+            if conditions.bounds:
+                row_start, row_stop = (x.long().reshape(-1, n_rows) for x in conditions.bounds)
+                low, high = low.maximum(row_start), high.minimum(row_stop)
+            bounds.append(_with_flags(low, high, tested.expand(P, n_rows)))
+            if conditions.bounds:
+                first_row, end_row, is_interval = covering_rows(low, high, S)
+                is_tested = ~is_interval | tested.any()
+                bounds.append(_with_flags(first_row, end_row, is_tested.expand(P, S)))
+    pairs = zip(bounds[::2], bounds[1::2], strict=True)
+    return torch.stack([torch.cat(pair, -1) for pair in pairs], 1).int().contiguous()
+
+
+def _with_flags(low: Tensor, high: Tensor, tested: Tensor) -> Tensor:
+    """Return start and stop (P, 2, N) of intervals, with `TESTED` added; zeros for empty intervals."""
+    is_empty = low >= high
+    low = torch.where(tested, low + TESTED, low)
+    return torch.stack([low, high], 1).masked_fill(is_empty[:, None], 0)
+
+
+def covering_rows(low: Tensor, high: Tensor, n_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each column the first row whose interval contains it, the last one + 1, and whether all between do.
+
+    The number of operations is logarithmic in the number of columns. An interval is covered by two of length 2ᵏ; the
+    extremes of intervals of length 2ᵏ are passed on to their halves.
+
+    Args:
+        low: (P, N) first column of each row's interval.
+        high: (P, N) column after its last one.
+        n_columns: Number of columns."""
+    (P, N), device = low.shape, low.device
+    length = (high - low).clamp(min=0)
+    exponent = length.clamp(min=1).double().log2().floor().long()
+    levels = max(n_columns, 1).bit_length()
+    row = torch.arange(N, device=device).expand(P, N)
+    is_visible = length > 0
+    first = torch.full((P, levels * n_columns + 1), N, dtype=torch.int64, device=device)  # the last place is for none
+    stop = torch.zeros_like(first)
+    for begin in (low, high - (1 << exponent)):
+        place = torch.where(is_visible, exponent * n_columns + begin, levels * n_columns)
+        first.scatter_reduce_(1, place, row, "amin")
+        stop.scatter_reduce_(1, place, row + 1, "amax")
+    first, stop = (x[:, :-1].reshape(P, levels, n_columns).clone() for x in (first, stop))
+    for level in range(levels - 1, 0, -1):
+        half = 1 << (level - 1)
+        first[:, level - 1] = first[:, level - 1].minimum(first[:, level])
+        stop[:, level - 1] = stop[:, level - 1].maximum(stop[:, level])
+        first[:, level - 1, half:] = first[:, level - 1, half:].minimum(first[:, level, : n_columns - half])
+        stop[:, level - 1, half:] = stop[:, level - 1, half:].maximum(stop[:, level, : n_columns - half])
+    change = torch.zeros(P, n_columns + 1, dtype=torch.int64, device=device)
+    change.scatter_add_(1, torch.where(is_visible, low, n_columns), is_visible.long())
+    change.scatter_add_(1, torch.where(is_visible, high, n_columns), -is_visible.long())
+    count = change[:, :n_columns].cumsum(1)
+    return first[:, 0], stop[:, 0], count == stop[:, 0] - first[:, 0]
 
 
 def document_runs(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,10 +236,10 @@ def table_size(N: int) -> int:
 
 def _decode(numbers: Sequence[int], tensors: Sequence[Tensor]) -> PairInterval:
     """Return the pair interval that `encode` has written."""
-    ids, *lengths = [None if index < 0 else tensors[index] for index in numbers[7:]]
-    keys, queries = (tuple([x for x in pair if x is not None]) for pair in (lengths[:2], lengths[2:]))
+    ids, *others = [None if index < 0 else tensors[index] for index in numbers[7:]]
+    keys, queries, limits = (tuple([x for x in others[i : i + 2] if x is not None]) for i in (0, 2, 4))
     before, after, first_key, end_key, first_query, end_query, block = numbers[:7]
-    return PairInterval(before, after, first_key, end_key, first_query, end_query, block, ids, keys, queries)
+    return PairInterval(before, after, first_key, end_key, first_query, end_query, block, ids, keys, queries, limits)
 
 
 def _bounds(
@@ -283,7 +337,9 @@ class RowIntervalCache:
         stream = torch._C._cuda_getCurrentRawStream(device.index or 0) if is_cuda else 0
         sources = tuple([tensor for interval in intervals for tensor in interval.tensors])
         # Tensors are compared by identity: an entry keeps its own alive, so that no other gets their addresses.
-        conditions = [(i[:7], i.ids is None, len(i.key_padding), len(i.query_padding)) for i in intervals]
+        conditions = [
+            (i[:7], i.ids is None, len(i.key_padding), len(i.query_padding), len(i.bounds)) for i in intervals
+        ]
         key = (
             tuple(conditions),
             tuple([id(tensor) for tensor in sources]),

@@ -158,6 +158,17 @@ def _hide(
 
 
 @triton.jit
+def _hide_by_query(s, row, bounds, width, query, R: tl.constexpr):
+    """Return scores (M, N) of keys and queries with −inf where the interval of the query does not contain the key."""
+    low, high, _ = _load_bounds(bounds, width, query, query >= 0)
+    visible = (row[:, None] >= low[None, :]) & (row[:, None] < high[None, :])
+    if R == 2:
+        low2, high2, _ = _load_bounds(bounds + 2 * width, width, query, query >= 0)
+        visible = visible | ((row[:, None] >= low2[None, :]) & (row[:, None] < high2[None, :]))
+    return tl.where(visible, s, float("-inf"))
+
+
+@triton.jit
 def _load_rows(base, first, n_rows, stride, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
     """Load rows first … first + M − 1 of a matrix of width D as (M, DP); rows beyond the end repeat the last one."""
     r = tl.minimum(tl.arange(0, M), n_rows - 1 - first)
@@ -331,7 +342,7 @@ def interval_key_kernel(
     GROUPS: tl.constexpr, BIAS_STEP: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr, ALIGN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, BY_QUERY: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of keys and values, over all query heads that share them."""
     pid = tl.program_id(0)
@@ -381,6 +392,8 @@ def interval_key_kernel(
                     s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, T, query_offset,
                     R, HAS_IDS, HAS_IDS2,
                 )  # fmt: skip
+                if BY_QUERY:
+                    s = _hide_by_query(s, row, bounds_ptr + b * patterns_stride, T + S, existing, R)
             p = _weights(s, c, shift[None, :], HAS_BIAS)
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             dp = _matmul_transposed(v, do, PRECISION)

@@ -137,7 +137,7 @@ def launch_row_intervals(conditions: Conditions, T: int, S: int, query_offset: i
     tables: dict[int, tuple[Tensor, Tensor]] = {}
     for number in range(R if programs else 0):
         first = number * CONDITION_FIELDS
-        ids_index, *lengths = numbers[first + 7 : first + CONDITION_FIELDS]
+        ids_index, *lengths = numbers[first + 7 : first + 12]
         ids, table, N, ids_stride, table_stride = bounds, bounds, 0, 0, 0
         if ids_index >= 0:
             if ids_index not in tables:

@@ -39,6 +39,14 @@ blocks(2).count(4)  # → 8
 
 scattered(per_row=2, seed=7).count(10)  # → 20
 
+# Text that attends to the image before it: the keys of its last image.
+masks.intervals(start=[0, 0, 4, 4], stop=[4, 4, 8, 8]).count(4, 8)  # → 16
+
+# The key blocks that a model has chosen for each block of 4 queries.
+masks.selected(torch.tensor([[0, 1], [0, 3]]), size=4).count(8, 16)  # → 64
+
+masks.per_head(causal(), window(1, 1)).dense(4).shape  # → torch.Size([2, 4, 4])
+
 allow(torch.eye(3, dtype=torch.bool)).count(3)  # → 3
 
 forbid(torch.eye(3, dtype=torch.bool)).count(3)  # → 6
@@ -60,6 +68,8 @@ isinstance(causal() & full().T, masks.Mask)  # → True
 (masks.Clamped(1, 1), axis(causal(), 0, (-1, 4)).grid == masks.Grid((-1, 4)))  # → (clamped(1, 1), True)
 
 isinstance(axis(causal(), 0, (-1, 4)), masks.Axis)  # → True
+
+(masks.Head(0, 2, 4), masks.PerHead, masks.Intervals, masks.Selected)
 
 (masks.Scattered, masks.Padding, masks.Documents, masks.Allow, masks.Forbid)
 

@@ -18,7 +18,7 @@ from clearhead.attention.sparse.row_intervals import (
     estimate_pairs,
     intervals_of,
 )
-from clearhead.masks import blocks, causal, documents, full, padding, prefix, window
+from clearhead.masks import blocks, causal, documents, full, intervals, padding, prefix, window
 from tests.support.attention_accuracy import forward_backward
 
 CPU = torch.device("cpu")
@@ -36,6 +36,12 @@ def scattered_ids(n=N, seed=0):
     return torch.randint(-1, 4, (n,), generator=torch.Generator().manual_seed(seed))
 
 
+def random_bounds(*batch, seed=0):
+    """Return start and stop of random intervals, some of them empty."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, N + 1, (2, *batch, N), generator=generator).sort(0).values
+
+
 MASKS = {
     "documents": lambda: documents(contiguous_ids()),
     "documents of a batch": lambda: causal() & documents(contiguous_ids(batch=2)),
@@ -47,6 +53,11 @@ MASKS = {
     "left padding": lambda: causal() & padding(torch.tensor([20, 30]), left_pad=torch.tensor([3, 31])),
     "padding of queries and keys": lambda: padding(torch.tensor([9, 50])) & padding(torch.tensor([30, 50])).T,
     "blocks": lambda: causal() & blocks(9) & documents(contiguous_ids()),
+    "intervals": lambda: intervals(*random_bounds()),
+    "monotone intervals": lambda: intervals(torch.arange(N) // 3, torch.arange(N) // 3 + 9),
+    "intervals of a batch, causal": lambda: causal() & intervals(*random_bounds(2)),
+    "intervals and documents in pieces": lambda: intervals(*random_bounds()) & documents(scattered_ids()),
+    "two intervals": lambda: intervals(*random_bounds()) | intervals(*random_bounds(seed=3)) & window(9, 9),
     "sinks": lambda: causal() & documents(contiguous_ids()) & (window(4, 0) | prefix(3)),
 }
 
@@ -58,6 +69,8 @@ def mask(request):
 
 @pytest.mark.parametrize(("T", "S", "query_offset"), [(N, N, 0), (17, 53, 31), (1, N, 60), (0, 5, 0), (5, 0, 0)])
 def test_row_intervals_contain_visible_pairs(mask, T, S, query_offset):
+    if "intervals" in str(mask):
+        T, S, query_offset = N, N, 0  # their tensors have N rows
     conditions = encode(intervals_of(mask), CPU)
     rows = compute_row_intervals(conditions, T, S, query_offset, CPU)
     dense = mask.dense(T, S, query_offset=query_offset).reshape(rows.bounds.shape[0], T, S)

@@ -14,13 +14,13 @@ from clearhead.attention.sparse import kernel as gathered
 from clearhead.attention.sparse import op
 from clearhead.attention.sparse.launch import KernelInputs
 from clearhead.attention.sparse.plan import plan
-from clearhead.masks import allow, blocks, causal, documents, every, prefix, scattered, window
+from clearhead.masks import allow, blocks, causal, documents, every, intervals, prefix, scattered, window
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from clearhead.attention.sparse import interval_launch, triton_backward, triton_forward, triton_row_intervals
 from clearhead.attention.sparse.fast_launch import FastLaunch
-from clearhead.attention.sparse.row_intervals import RowIntervals, encode, ids_of, intervals_of
+from clearhead.attention.sparse.row_intervals import RowIntervals, encode, ids_of, intervals_of, row_intervals_torch
 from tests.support.kernel_compilation import (
     H100_REGISTERS,
     H100_SHARED_MEMORY,
@@ -140,6 +140,23 @@ def test_interval_kernels_compile_as_launched(monkeypatch, mask, dtype, D, bias,
     for kernel in compiled_kernels:
         assert kernel.shared <= H100_SHARED_MEMORY
         assert kernel.spilled <= max_spilled, kernel
+
+
+def test_kernel_of_keys_compiles_with_intervals_per_query(monkeypatch):
+    compiled_kernels: list[Resources] = []
+    kernel = CompilingKernel(interval_launch.KEY.kernel, compiled_kernels)
+    monkeypatch.setattr(interval_launch, "KEY", FastLaunch(kernel))
+    row, cpu = torch.arange(T), torch.device("cpu")
+    conditions = encode(intervals_of(intervals(row * 7 % T // 2, row * 7 % T)), cpu)
+    bounds = row_intervals_torch(conditions.numbers, conditions.tensors, T, T, 0, cpu)
+    q, k = torch.randn(2, 1, 2, T, 64, dtype=torch.bfloat16)
+    call = interval_launch.IntervalCall(q, k, k, None, RowIntervals(bounds, (None,), 0, tests_by_query=True), 0.125)
+    lse = torch.zeros(1, 2, T)
+    strided = q, k, k, q, torch.empty_like(k), torch.empty_like(k)
+    call.launch(interval_launch.KEY, call.tiles.key, (*strided, lse, lse, call.bias), strided, True)
+    (resources,) = compiled_kernels
+    assert resources.shared <= H100_SHARED_MEMORY
+    assert resources.spilled <= 128, resources
 
 
 class RecordingKernel:

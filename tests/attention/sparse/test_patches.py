@@ -11,7 +11,23 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.attention.sparse.plan import Blocking, plan
-from clearhead.masks import allow, axis, blocks, causal, clamped, documents, every, padding, prefix, scattered, window
+from clearhead.masks import (
+    allow,
+    axis,
+    blocks,
+    causal,
+    clamped,
+    dilated,
+    documents,
+    every,
+    intervals,
+    padding,
+    per_head,
+    prefix,
+    scattered,
+    selected,
+    window,
+)
 from tests.support.mask_strategies import axes, lines
 from tests.support.work_counters import Effort
 
@@ -159,6 +175,35 @@ def test_neighborhood_attention_and_its_gradients_match_reference(kind, tile, dt
         results.append([out.detach(), *[x.grad for x in inputs]])
     for result in results[:2]:
         for x, y in zip(result, results[2], strict=True):
+            torch.testing.assert_close(x, y, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        per_head(causal(), window(5, 2), repeat=2),
+        per_head(window(3, 3) | every(8), dilated(3), causal() & ~every(4), prefix(20)),
+        per_head(neighborhood((4, 12), 3), axis(causal(), 0, (-1, 8)).T, repeat=2) & window(30, 9),
+        per_head(padding([40, 48]), causal(), scattered(4, 1), documents(torch.arange(48) // 20)),
+        selected(torch.tensor([[0, 2], [1, -1], [3, 3], [0, 5], [2, 4], [4, 1]]), 8) & causal(),
+        selected(torch.arange(2 * 4 * 12 * 2).reshape(2, 4, 12, 2) * 7 % 12, 4),
+        selected(torch.arange(2 * 4 * 12 * 2).reshape(2, 4, 12, 2) * 7 % 12, 4).T | window(2, 2),
+        intervals(torch.arange(48) // 2, 48 - torch.arange(48) // 3).T,
+    ],
+    ids=lambda mask: str(mask)[:60],
+)
+def test_attention_with_masks_per_head_and_block_matches_reference(mask):
+    assert_covers_each_pair_once(mask, 48)
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 4 if i == 0 else 2, 48, 8, generator=generator) for i in range(3))
+    results = []
+    for impl in ("auto", "sparse", "sdpa", "reference"):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = ch.attend(*inputs, mask, impl=impl)
+        out.sin().sum().backward()
+        results.append([out.detach(), *[x.grad for x in inputs]])
+    for result in results[:3]:
+        for x, y in zip(result, results[3], strict=True):
             torch.testing.assert_close(x, y, atol=2e-5, rtol=2e-5)
 
 

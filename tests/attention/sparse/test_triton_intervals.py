@@ -23,6 +23,9 @@ CASES = [
     ("padding of queries and keys", (2, 1, 1, 61, 61, 16, 16), 0, "float16", False),
     ("causal() & (window(30, 0) | prefix(4))", (1, 1, 1, 200, 200, 16, 16), 0, "float32", False),
     ("prefix(9).T | window(3, 3)", (1, 2, 1, 61, 61, 16, 16), 0, "float16", True),
+    ("intervals", (2, 2, 1, 133, 133, 16, 16), 0, "float32", False),
+    ("causal() & intervals of a batch", (2, 2, 2, 61, 61, 16, 16), 0, "float16", True),
+    ("two intervals", (1, 1, 1, 75, 75, 16, 16), 0, "float32", False),
     ("blocks(9) & ~causal()", (1, 1, 1, 61, 61, 128, 128), 0, "float16", False),
 ]
 
@@ -30,14 +33,18 @@ CASES = [
 def mask_of(text, shape):
     import torch
 
-    from clearhead.masks import causal, documents, padding, parse, window
+    from clearhead.masks import causal, documents, intervals, padding, parse, window
 
     B, _, _, _, N, _, _ = shape
     generator = torch.Generator().manual_seed(N)
     ids = torch.randint(0, 9, (N,), generator=generator).eq(0).cumsum(0)
     pieces = torch.randint(-1, 4, (N,), generator=generator)
     lengths, left = torch.arange(B) * 20 + 5, torch.arange(B) * 7 + 3
+    start, stop = torch.randint(0, N + 1, (2, N), generator=generator).sort(0).values
     masks = {
+        "intervals": lambda: intervals(start, stop),
+        "causal() & intervals of a batch": lambda: causal() & intervals(start.expand(B, N) // 2, stop.expand(B, N)),
+        "two intervals": lambda: intervals(start, stop) | intervals(stop // 4, stop // 2) & window(20, 20),
         "causal() & documents": lambda: causal() & documents(ids),
         "causal() & documents of a batch": lambda: causal() & documents(torch.stack([ids, ids // 2])),
         "causal() & documents in pieces": lambda: causal() & documents(pieces),
