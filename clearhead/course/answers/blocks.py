@@ -67,10 +67,14 @@ class Formula:
 
 @dataclass(frozen=True)
 class Program:
-    """Code; `is_executable` if it can be executed, after the programs before it in the same answer."""
+    """Code; `is_executable` if it can be executed, after the programs before it in the same answer.
+
+    `language` is "python", or "text" for pseudo-code.
+    """
 
     code: str
     is_executable: bool = False
+    language: str = "python"
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ class _Builder:
         if token.info == "math":
             return Formula(tuple(line.rstrip() for line in dedent(code).splitlines() if line.strip()))
         if token.info in ("python", "python run", "text", ""):
-            return Program(code, token.info == "python run")
+            return Program(code, token.info == "python run", (token.info or "text").split()[0])
         raise ConfigError(f"an answer contains a fence {token.info!r}; expected math, python, python run or text")
 
     def _table(self) -> TableBlock:

@@ -51,9 +51,9 @@ def invariant(t: Experiment) -> None:
     """Return whether f(πX) = f(X): pooled, at one token, and for the whole output."""
     rows = {order: self_attention(rearranged(FOUR, order)) for order in permutations(range(4))}
     sums = {tuple(sum(column) for column in zip(*y, strict=True)) for y in rows.values()}
-    t.assert_equal("summed over the tokens, 24 orders", len(sums), 1, "different sums: {}")
+    t.assert_equal("summed over the tokens, 24 orders", len(sums), 1, "distinct sums: {}")
     first = {tuple(y[order.index(0)]) for order, y in rows.items()}
-    t.assert_equal("at token 1, wherever it stands", len(first), 1, "different outputs: {}")
+    t.assert_equal("at token 1, wherever it stands", len(first), 1, "distinct outputs: {}")
     y, swapped = (self_attention(rearranged(FOUR, order)) for order in ((0, 1), (1, 0)))
     t.record_case("two tokens, swapped", exact.pair(y, swapped, " → "), y == swapped, in_scope=False)
     t.note(f"it is equivariant, f(πX) = π f(X), in {equivariant()} of 24 orders")

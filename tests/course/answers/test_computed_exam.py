@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import xml.etree.ElementTree as ET
 
@@ -110,6 +111,7 @@ def test_initial_scores_saturate_without_scaled_weights():
     assert float(xavier[1]) == pytest.approx(1, abs=0.2)
     assert float(large[1].replace(",", "")) == pytest.approx(128**2, rel=0.1)
     assert float(large[2]) > 0.9
+    assert "·10⁻" in large[3], "a gradient that is tiny is not printed as 0"
 
 
 def test_schedule_curve_reaches_its_maximum_after_the_warm_up():
@@ -130,6 +132,20 @@ def test_encoder_decoder_drawing_is_complete():
         assert label in texts, label
     assert texts.count("h heads") == 3
     assert max(map(len, figure.text().splitlines())) <= 80
+
+
+def test_labels_of_drawing_are_not_crossed_by_lines():
+    root = ET.fromstring(drawing.encoder_decoder().svg())
+    lines = [element.get("points").split() for element in root.iter("{http://www.w3.org/2000/svg}polyline")]
+    points = [[tuple(map(float, point.split(","))) for point in line] for line in lines]
+    segments = [(a, b) for line in points for a, b in itertools.pairwise(line)]
+    for label in root.iter("{http://www.w3.org/2000/svg}text"):
+        x, y, size = (float(label.get(key)) for key in ("x", "y", "font-size"))
+        width = 0.56 * size * len(label.text)  # of a wide sans-serif
+        left = x - width * {"start": 0, "middle": 0.5, "end": 1}[label.get("text-anchor")]
+        for (x1, y1), (x2, y2) in segments:
+            beside = max(x1, x2) <= left or min(x1, x2) >= left + width
+            assert beside or max(y1, y2) <= y - 0.7 * size or min(y1, y2) >= y, label.text
 
 
 def test_bottlenecks_cross_at_twice_the_width():

@@ -108,6 +108,7 @@ def test_parse_blocks_builds_tree_with_values():
     assert parse_blocks("**Bold.**", Fake()) == (Paragraph((Span("Bold.", "strong"),)),)
     assert BLOCKS[4].numeric == (False, True)
     assert BLOCKS[-1] == Program("assert 7 == 7\n", True)
+    assert parse_blocks("```text\nx ← 1\n```", Fake()) == (Program("x ← 1\n", language="text"),)
     assert sum(isinstance(block, Picture) for block in walk(BLOCKS)) == 2
 
 
@@ -268,6 +269,8 @@ def test_answer_table_formats_numbers():
     table = AnswerTable(["a", "b"], [["x", 12345], ["y", -2]])
     assert table.cells == [["x", "12,345"], ["y", "−2"]]
     assert table.numeric_columns == [False, True]
+    texts = AnswerTable(["a", "b", "c"], [["−0.17", "1,024", "3 heads"], ["2·10⁻⁹", "46.9 %", "4"]])
+    assert texts.numeric_columns == [True, True, False]
     assert format_value(1 / 3) == "0.3333"
     assert format_value(-9.3571e-14) == "−9.357·10⁻¹⁴"
     assert format_value(1.5e12) == "1.5·10¹²"

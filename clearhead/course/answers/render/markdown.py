@@ -72,8 +72,8 @@ def _block(block: Block) -> str:
             return _list(block)
         case Formula(formulas):
             return _fence("\n".join(formulas))
-        case Program(code):
-            return _fence(code, "python")
+        case Program(code, _, language):
+            return _fence(code, language)
         case TableBlock():
             return _table(block)
         case Picture(figure, caption):

@@ -52,8 +52,8 @@ def _block(block: Block) -> dict[str, object]:
             return {"type": "list", "start": start, "items": [[_block(part) for part in item] for item in items]}
         case Formula(formulas):
             return {"type": "formula", "lines": list(formulas)}
-        case Program(code, is_executable):
-            return {"type": "program", "language": "python", "code": code, "is_executable": is_executable}
+        case Program(code, is_executable, language):
+            return {"type": "program", "language": language, "code": code, "is_executable": is_executable}
         case TableBlock(header, rows, _, caption):
             cells = [[plain_text(cell) for cell in row] for row in rows]
             return {"type": "table", "header": list(map(plain_text, header)), "rows": cells, "caption": caption}

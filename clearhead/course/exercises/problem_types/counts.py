@@ -118,7 +118,8 @@ def cost(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     [[head]] = sheet.add(
         "d_head", "Width of a head", ExactGrid.scalar(sympy.Integer(d // h)), "D", "D = d / h", r"D = d / h"
     )
-    sheet.add("per_head", "Parameters of one head (Q, K and V)", ExactGrid.scalar(3 * d * head), "", "3·d·D", "3 d D")
+    title, formula = "Parameters of one head (Q, K and V)", ("3·d²/h", "3 d^2/h")
+    sheet.add("per_head", title, ExactGrid.scalar(3 * d * head), "", *formula)
     weights = summed("parameters", "Parameters", parameters, "parameters", "d·d for each projection", "d^2")
     sheet.add("parameters_total", "Parameters in all", ExactGrid.scalar(weights), "", "their sum", r"\sum")
     formula = "3·n·d, h·n², n·d", r"3nd, \quad h n^2, \quad nd"

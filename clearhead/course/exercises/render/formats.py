@@ -199,9 +199,9 @@ def _format_formula(formula: str) -> str:
 
 
 def _html_table(block: StepBlock, cells: list[list[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in block.columns)
+    head = "".join(f'<th scope="col">{_format_formula(name)}</th>' for name in block.columns)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
+        f'<tr><th scope="row">{_format_formula(name)}</th>'
         + "".join(f"<td>{_format_formula(cell)}</td>" for cell in row)
         + "</tr>"
         for name, row in zip(block.rows, cells, strict=True)

@@ -71,7 +71,9 @@ def initial_scores() -> AnswerTable:
         w_q, w_k = (deviation * torch.randn(width, width, generator=generator, dtype=torch.float64) for _ in range(2))
         scores = x @ w_q @ (x @ w_k).T / math.sqrt(width)
         a = scores.softmax(-1)
-        jacobian = a.square().sum(-1) - 2 * a.pow(3).sum(-1) + a.square().sum(-1).square()  # ‖diag(a) − aaᵀ‖²
+        others = 1 - torch.eye(tokens, dtype=torch.float64)
+        # ‖diag(a) − aaᵀ‖² with 1 − a as the sum of the other weights, which keeps its digits if a is close to 1.
+        jacobian = (a * (a @ others)).square().sum(-1) + (a.square() @ others * a.square()).sum(-1)
         largest, slope = a.amax(-1).mean().item(), jacobian.median().item()
         rows.append([name, f"{scores.var().item():,.2f}", f"{largest:.3f}", format_scientific(slope)])
     header = ["initialization", "variance of the scores", "mean largest weight of 64", "median ‖J‖²"]
