@@ -144,8 +144,8 @@ def test_labels_of_drawing_are_not_crossed_by_lines():
         width = 0.56 * size * len(label.text)  # of a wide sans-serif
         left = x - width * {"start": 0, "middle": 0.5, "end": 1}[label.get("text-anchor")]
         for (x1, y1), (x2, y2) in segments:
-            beside = max(x1, x2) <= left or min(x1, x2) >= left + width
-            assert beside or max(y1, y2) <= y - 0.7 * size or min(y1, y2) >= y, label.text
+            is_outside = max(x1, x2) <= left or min(x1, x2) >= left + width
+            assert is_outside or max(y1, y2) <= y - 0.7 * size or min(y1, y2) >= y, label.text
 
 
 def test_bottlenecks_cross_at_twice_the_width():
