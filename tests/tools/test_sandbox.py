@@ -31,6 +31,17 @@ def test_run_limited_with_more_memory_than_the_budget_raises():
         run_limited(lambda: torch.ones(100 << 18).sum().item(), SMALL)
 
 
+def test_run_limited_counts_memory_that_the_parent_has_freed():
+    threshold = torch.ones(31 << 18)
+    del threshold  # glibc allocates smaller tensors in one heap from now on
+    freed = [torch.ones(25 << 18) for _ in range(9)]
+    last = torch.ones(20 << 18)  # keeps the heap from shrinking
+    del freed
+    with pytest.raises(OverBudgetError, match="more than 64 MiB of memory"):
+        run_limited(lambda: torch.ones(100 << 18).sum().item(), SMALL)
+    assert last.numel() == 20 << 18
+
+
 def test_run_limited_with_absurd_memory_raises():
     with pytest.raises(OverBudgetError, match=r"RuntimeError|MemoryError"):
         run_limited(lambda: torch.ones(1 << 40), SMALL)

@@ -6,6 +6,7 @@ that a busy machine changes no verdict; elapsed time only ends a child that slee
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
@@ -42,6 +43,7 @@ def run_limited(function: Callable[[], Any], budget: Budget) -> Any:
     Raises:
         OverBudgetError: The child exceeded the budget or was killed.
     """
+    _release_free_memory()
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -92,6 +94,13 @@ def _run_child(function: Callable[[], Any], budget: Budget, write_end: int) -> N
     while content:
         content = content[os.write(write_end, content) :]
     os._exit(0)
+
+
+def _release_free_memory() -> None:
+    """Return freed memory of this process to the system, because a child would reuse it without growth."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a function of glibc
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def _status(field: str) -> int:
