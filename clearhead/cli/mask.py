@@ -22,6 +22,9 @@ def mask(
     n: Annotated[int, option("Number of queries (and keys).", "--n", "-n", min=0)] = 16,
     keys: Annotated[int | None, option("Number of keys, if different.", min=0)] = None,
     offset: Annotated[int | None, option("Position of the first query among the keys.", min=0)] = None,
+    position: Annotated[
+        int | None, option("Draw what this position sees on the grid of the mask (an expression with axis).", min=0)
+    ] = None,
     svg: Annotated[Path | None, option("Write the drawing to this SVG file.")] = None,
     plan: Annotated[
         bool, option("Show the sparse plan: which pairs are computed and which are skipped.", "--plan")
@@ -39,9 +42,11 @@ def mask(
     S = n if keys is None else keys
     allowed = parsed.count(n, S, query_offset=offset)
     density = parsed.density(n, S, query_offset=offset)
+    on_grid = None if position is None else ch.masks.draw_on_grid(parsed, position, positions=n)
+    drawing = parsed.draw(n, S, query_offset=offset) if on_grid is None else on_grid
     if svg is not None:
         with writing(svg):
-            svg.write_text(parsed.draw(n, S, query_offset=offset).svg(), encoding="utf-8")
+            svg.write_text(drawing.svg(), encoding="utf-8")
     sparse_plan, explanation = _plan(parsed, n, S, offset, device) if plan else (None, "")
     if json:
         document: JSONObject = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
@@ -54,7 +59,7 @@ def mask(
             }
             document["plan"] = {**counts, "density": sparse_plan.density, "explanation": explanation}
         return show_json(document)
-    show_picture(parsed.draw(n, S, query_offset=offset).text(console.width))
+    show_picture(drawing.text(console.width))
     sparsity = 100 * (1 - density)
     # Never rounded to 100 % while pairs are allowed.
     sparsity_text = f"{sparsity:.4g}" if 99.95 <= sparsity < 100 else f"{sparsity:.1f}"

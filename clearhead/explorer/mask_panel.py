@@ -16,12 +16,22 @@ from clearhead.attention.sparse.cost_model import AttentionWork, rates_for
 from clearhead.attention.sparse.plan import default_blocking, plan
 from clearhead.config import Validated
 from clearhead.explorer.request import EmptyRequest, RequestContext, action
-from clearhead.masks.catalogue import CATALOGUE
+from clearhead.masks import catalogue
+from clearhead.masks.catalogue import CATALOGUE, Pattern
+from clearhead.masks.grid_drawing import draw_on_grid, grid_of
 
 _CELLS = 64  # per side of a drawing
 _N_HEADS = 32
 _HEAD_DIM = 64
 _CATALOGUE_TOKENS = 2048
+_ON_GRIDS = (
+    Pattern("neighborhood of an image", lambda T: catalogue.neighborhood((T // 64, 64), 7)),
+    Pattern("windows of an image", lambda T: catalogue.local_windows((T // 64, 64), 8)),
+    Pattern("axial attention", lambda T: catalogue.axial((T // 64, 64))),
+    Pattern("sliding tiles of a video", lambda T: catalogue.sliding_tile((T // 256, 16, 16), 3, (2, 4, 4))),
+    Pattern("block-causal", lambda T: catalogue.block_causal(64)),
+    Pattern("block diffusion", lambda T: catalogue.block_diffusion(T // 2, 64)),
+)
 _FUNCTIONS = (
     "full",
     "causal",
@@ -49,7 +59,7 @@ class MaskRequest(Validated):
 
 @action(MaskRequest)
 def mask(request: MaskRequest, context: RequestContext) -> JSONObject:
-    """Return drawing, count, density, plan and predicted cost of an expression."""
+    """Return drawing, count, density, plan and predicted cost of an expression, and what one patch of a grid sees."""
     parsed = masks.parse(request.expression)
     T = request.queries
     S = T if request.keys is None else request.keys
@@ -62,7 +72,10 @@ def mask(request: MaskRequest, context: RequestContext) -> JSONObject:
     explanation = sparse_plan.explain(rates).splitlines()[1:]
     plan_cells = _to_bytes(sparse_plan.draw(_CELLS).cells)
     context.checkpoint()
+    grid = None if T != S or offset else grid_of(parsed)
+    patch = None if grid is None else draw_on_grid(parsed, positions=T)
     return {
+        "patch": None if patch is None else {"cells": _to_bytes(patch.cells), "caption": patch.caption},
         "expression": str(parsed),
         "queries": T,
         "keys": S,
@@ -91,10 +104,10 @@ def mask(request: MaskRequest, context: RequestContext) -> JSONObject:
 def mask_catalogue(request: EmptyRequest, context: RequestContext) -> JSONObject:
     """Return common masks with a thumbnail, and the functions of mask expressions."""
     patterns = []
-    for i, pattern in enumerate(CATALOGUE):
+    for i, pattern in enumerate((*CATALOGUE, *_ON_GRIDS)):
         expression = pattern.mask(_CATALOGUE_TOKENS)
         if expression.is_structural:
-            context.checkpoint(i, len(CATALOGUE), "drawing the catalogue")
+            context.checkpoint(i, len(CATALOGUE) + len(_ON_GRIDS), "drawing the catalogue")
             patterns.append(
                 {
                     "name": pattern.name,

@@ -10,10 +10,12 @@ True means may attend; rows are queries and columns are keys. `parse` reads the 
 
 from __future__ import annotations
 
+from clearhead.masks import catalogue
 from clearhead.masks.base import Leaf, Mask, as_mask
 from clearhead.masks.data import Allow, Documents, Forbid, Padding, allow, documents, forbid, padding
 from clearhead.masks.drawing import Drawing, draw
 from clearhead.masks.function import from_function
+from clearhead.masks.grid_drawing import GridDrawing, draw_on_grid
 from clearhead.masks.grids import Axis, Clamped, Grid, axis, clamped
 from clearhead.masks.heads import Head
 from clearhead.masks.operators import And, Atom, Not, Or, PerHead, Transposed, fold, leaves, lookback, per_head
@@ -53,6 +55,7 @@ __all__ = [
     "Forbid",
     "Full",
     "Grid",
+    "GridDrawing",
     "Head",
     "Intervals",
     "Leaf",
@@ -70,11 +73,13 @@ __all__ = [
     "as_mask",
     "axis",
     "blocks",
+    "catalogue",
     "causal",
     "clamped",
     "dilated",
     "documents",
     "draw",
+    "draw_on_grid",
     "every",
     "fold",
     "forbid",

@@ -1,14 +1,27 @@
-"""The catalogue of masks that `python -m benchmarks sparse` measures: the patterns people use, at any length."""
+"""Well-known attention patterns as expressions, named by their papers, and those that the benchmarks measure.
+
+    from clearhead.masks import catalogue
+
+    print(catalogue.sliding_window_with_sinks(size=1024, sinks=4))  # causal() & (window(1023, 0) | prefix(4))
+
+Each function returns a mask; all of them except those of data are structural, so that they print, parse, and can be
+stored in configurations. `CATALOGUE` is the list that `python -m benchmarks sparse` measures at any length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 import torch
+from torch import Tensor
 
-from clearhead.masks.base import Mask
+from clearhead.errors import MaskError
+from clearhead.masks.base import Mask, check_integer
 from clearhead.masks.data import documents
+from clearhead.masks.grids import axis, clamped
+from clearhead.masks.selection import intervals, selected
 from clearhead.masks.structural import blocks, causal, dilated, every, prefix, scattered, window
 
 
@@ -55,3 +68,152 @@ CATALOGUE = (
     Pattern("anti-causal window", _fixed((causal() & window(512, 0)).T)),
     Pattern("random scatter", _fixed(scattered(16, seed=7))),
 )
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def prefix_lm(n: int) -> Mask:
+    """Return the prefix language model: the first n tokens see each other, later ones see everything before them."""
+    return causal() | prefix(n)
+
+
+def sliding_window(size: int) -> Mask:
+    """Return causal attention to the last `size` tokens, the query included (Mistral 7B, 2023)."""
+    return causal() & window(check_integer(size, "the size of sliding_window", least=1) - 1, 0)
+
+
+def sliding_window_with_sinks(size: int, sinks: int) -> Mask:
+    """Return causal attention to the last `size` tokens and the first `sinks` ones (StreamingLLM, 2023)."""
+    size = check_integer(size, "the size of sliding_window_with_sinks", least=1)
+    return causal() & (window(size - 1, 0) | prefix(sinks))
+
+
+def dilated_window(reach: int, step: int) -> Mask:
+    """Return every `step`-th token up to `reach` positions away on both sides (Longformer, 2020)."""
+    return window(reach, reach) & dilated(step)
+
+
+def longformer(reach: int, n_global: int) -> Mask:
+    """Return a window, with `n_global` first tokens that see and are seen by all (Longformer, 2020)."""
+    return window(reach, reach) | prefix(n_global) | prefix(n_global).T
+
+
+def bigbird(reach: int, n_global: int, n_random: int, seed: int = 0) -> Mask:
+    """Return a window, global tokens and random keys per query (BigBird, 2020)."""
+    return longformer(reach, n_global) | scattered(n_random, seed)
+
+
+def sparse_transformer_strided(stride: int) -> Mask:
+    """Return the last `stride` tokens and every `stride`-th one before (Sparse Transformer, 2019)."""
+    stride = check_integer(stride, "the stride of sparse_transformer_strided", least=1)
+    return causal() & (window(stride - 1, 0) | dilated(stride))
+
+
+def sparse_transformer_fixed(stride: int, summary: int = 1) -> Mask:
+    """Return the tokens of the query's block and the last `summary` of earlier blocks (Sparse Transformer, 2019)."""
+    stride = check_integer(stride, "the stride of sparse_transformer_fixed", least=1)
+    summary = check_integer(summary, "the summary of sparse_transformer_fixed", least=1)
+    if summary > stride:
+        raise MaskError(f"the summary of sparse_transformer_fixed is {summary}; expected at most its stride, {stride}")
+    return causal() & (blocks(stride) | axis(~prefix(stride - summary), 1, grid=(-1, stride)))
+
+
+def block_causal(size: int) -> Mask:
+    """Return attention to the tokens of the query's block and of all earlier blocks."""
+    return axis(causal(), 0, grid=(-1, size))
+
+
+def block_diffusion(length: int, size: int) -> Mask:
+    """Return the training mask of block diffusion (2025): `length` noisy tokens, followed by the same tokens clean.
+
+    Noisy tokens see the noisy tokens of their block and the clean tokens of earlier blocks; clean tokens see the clean
+    tokens of their own and earlier blocks."""
+    check_integer(length, "the length of block_diffusion", least=1)
+    check_integer(size, "the size of block_diffusion", least=1)
+    if length % size:
+        raise MaskError(f"the length of block_diffusion is {length}; expected a multiple of its size, {size}")
+    grid = (2, length // size, size)
+    noisy_key = axis(prefix(1), 0, grid)
+    noisy_query = noisy_key.T
+    is_earlier, same_block = axis(causal() & ~window(0, 0), 1, grid), axis(window(0, 0), 1, grid)
+    return (
+        (noisy_query & noisy_key & same_block)
+        | (noisy_query & ~noisy_key & is_earlier)
+        | (~noisy_query & ~noisy_key & axis(causal(), 1, grid))
+    )
+
+
+def shared_prefix(n: int, lengths: Sequence[int]) -> Mask:
+    """Return causal attention of several continuations of one prefix of n tokens, none of which sees another."""
+    ids = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([n, *lengths]))
+    return causal() & (prefix(n) | documents(ids))
+
+
+def native_sparse_attention(blocks: Tensor, size: int, reach: int, rows: int = 1) -> Mask:
+    """Return causal attention to selected blocks of keys and to the last `reach` ones (native sparse attention, 2025).
+
+    Args:
+        blocks: The numbers of key blocks that the model has chosen, (B, H, query blocks, n).
+        size: Number of keys per block.
+        reach: Number of keys before the query that it sees in any case.
+        rows: Number of queries per list."""
+    return causal() & (selected(blocks, size, rows) | window(reach, 0))
+
+
+# -- images and videos -------------------------------------------------------------------------------------------------
+
+
+def neighborhood(grid: Sequence[int], side: int, tile: Sequence[int] | None = None) -> Mask:
+    """Return neighborhood attention (NATTEN, 2022): a window of `side` along each dimension, shifted at the borders.
+
+    With `tile`, the positions are ordered tile by tile (tiled NATTEN)."""
+    reach = _reach(side, "neighborhood")
+    return reduce(and_, [axis(clamped(reach, reach), dim, grid, tile) for dim in range(len(grid))])
+
+
+def local_windows(grid: Sequence[int], side: int) -> Mask:
+    """Return attention within windows of `side` along each dimension that do not overlap (Swin, 2021)."""
+    return reduce(and_, [axis(blocks(side), dim, grid) for dim in range(len(grid))])
+
+
+def axial(grid: Sequence[int]) -> Mask:
+    """Return attention along the row and the column of the query (axial attention, 2019), in any dimension."""
+    same = [axis(window(0, 0), dim, grid) for dim in range(len(grid))]
+    lines = [reduce(and_, [*same[:dim], *same[dim + 1 :]]) for dim in range(len(grid))] if len(grid) > 1 else same
+    return reduce(lambda a, b: a | b, lines)
+
+
+def sliding_tile(grid: Sequence[int], side: int, tile: Sequence[int]) -> Mask:
+    """Return sliding tile attention (2025): tiles see a window of `side` tiles along each dimension.
+
+    The positions are ordered tile by tile, and windows are shifted at the borders."""
+    if len(grid) != len(tile) or any(size % part for size, part in zip(grid, tile, strict=False)):
+        raise MaskError(f"the tile of sliding_tile is {tuple(tile)}; expected divisors of the grid {tuple(grid)}")
+    volume = reduce(lambda a, b: a * b, tile)
+    tiles = (*[size // part for size, part in zip(grid, tile, strict=True)], volume)
+    reach = _reach(side, "sliding_tile")
+    return reduce(and_, [axis(clamped(reach, reach), dim, tiles) for dim in range(len(grid))])
+
+
+def frame_causal(frame_size: int) -> Mask:
+    """Return attention of video frames to themselves and earlier frames, each of `frame_size` positions."""
+    return block_causal(frame_size)
+
+
+def flamingo(image_of_token: Tensor, keys_per_image: int) -> Mask:
+    """Return cross-attention from text to its last image (Flamingo, 2022).
+
+    Args:
+        image_of_token: For each text token the number of the last image before it, (T,) or (B, T); −1 for none.
+        keys_per_image: Number of keys per image."""
+    start = image_of_token.clamp(min=0) * keys_per_image
+    return intervals(start, start + (image_of_token >= 0) * keys_per_image)
+
+
+def _reach(side: int, owner: str) -> int:
+    """Return how far a window of odd size reaches."""
+    side = check_integer(side, f"the side of {owner}", least=1)
+    if side % 2 == 0:
+        raise MaskError(f"the side of {owner} is {side}; expected an odd number, so that the query is in the middle")
+    return side // 2

@@ -20,8 +20,10 @@ from clearhead.errors import MaskError
 from clearhead.masks.base import Mask, check_integer
 from clearhead.masks.count import Counter, cheapest_polynomial, is_counted_by_key
 from clearhead.masks.data import Allow, Documents
+from clearhead.masks.grids import Axis
 from clearhead.masks.operators import leaves
 from clearhead.masks.regions import PairGrid
+from clearhead.masks.selection import Intervals, Selected
 
 _SHADES = " ░▒▓█"
 _LABEL_EVERY = 4
@@ -240,6 +242,11 @@ def html(mask: Mask, size: int = 16) -> str:
             T, S = leaf.tensor.shape[-1 if swapped else -2], leaf.tensor.shape[-2 if swapped else -1]
         elif isinstance(leaf, Documents):
             T = S = min(T, S, leaf.ids.shape[-1])
+        elif isinstance(leaf, Axis) and not leaf.grid.is_open:
+            T = S = leaf.grid.positions
+        elif isinstance(leaf, (Intervals, Selected)):
+            rows, columns = leaf.shape
+            T, S = (columns, rows) if swapped else (rows, columns)
     try:
         return draw(mask, T, S, query_offset=0)._repr_html_()
     except ValueError:  # the tensors have no common size: show the expression only

@@ -36,6 +36,11 @@ class Intervals(DataMask):
     def batch_shape(self) -> tuple[int, ...]:
         return (*self.start.shape[:-1], 1) if self.start.ndim > 1 else ()
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of queries and the least number of keys that contains all intervals; reads the tensor."""
+        return self.stop.shape[-1], max(int(self.stop.max()), 1) if self.stop.numel() else 1
+
     def _uses_query(self, swapped: bool, *, position: bool) -> bool:
         return not position  # rows are counted from 0, whatever their positions
 
@@ -107,6 +112,12 @@ class Selected(DataMask):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return tuple(self.blocks.shape[:-2])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of queries and the least number of keys that contains all selected blocks; reads the tensor."""
+        last = int(self.blocks.max()) if self.blocks.numel() else 0
+        return self.blocks.shape[-2] * self.rows, max(last + 1, 1) * self.size
 
     def _uses_query(self, swapped: bool, *, position: bool) -> bool:
         return not position

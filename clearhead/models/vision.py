@@ -19,7 +19,8 @@ from clearhead._core.shapes import Float
 from clearhead._core.typed_module import Module
 from clearhead._core.validation import NonNegativeInt, PositiveInt, format_sizes, require
 from clearhead.errors import DtypeError, ShapeError
-from clearhead.models.stack import Stack, TransformerConfig
+from clearhead.masks import Mask
+from clearhead.models.stack import Stack, StackOptions, TransformerConfig
 from clearhead.nn import FeedForward, MultiHeadAttention, PatchEmbedding
 from clearhead.nn.positions import LearnedPositionEmbedding, LearnedPositions, Positions
 
@@ -115,6 +116,9 @@ class VisionConfig(TransformerConfig):
         patch_bias: Whether the patch projection has a bias.
         n_registers: Number of register tokens, which have no position and are dropped at the end (Darcet et al., 2024).
         positions: Positions of the patches; None for one learned position per patch.
+        layer_masks: Masks of the layers, repeated cyclically, of all tokens in order: the extra tokens of the pooling,
+            registers, patches row by row. A mask on the `grid` of the patches, such as neighborhood attention, needs a
+            pooling without extra tokens, such as `MeanPooling`.
     """
 
     renamed_fields: ClassVar[Mapping[str, str]] = {"channels": "n_channels"}
@@ -127,6 +131,12 @@ class VisionConfig(TransformerConfig):
     patch_bias: bool = True
     n_registers: NonNegativeInt = 0
     positions: Positions | None = None
+    layer_masks: tuple[Mask, ...] = ()
+
+    @property
+    def stack_options(self) -> StackOptions:
+        """Options of the stack that not all Transformers have."""
+        return StackOptions(layer_masks=self.layer_masks)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -26,6 +26,15 @@ def test_mask_equals_the_dense_mask(page):
     assert page.post("mask", {"expression": "causal() & nothing()"})["column"] == 12
 
 
+def test_mask_on_grid_shows_what_one_patch_sees(page):
+    expression = "axis(window(1, 1), 0, grid=(4, 8)) & axis(window(2, 2), 1, grid=(4, 8))"
+    patch = page.post("mask", {"expression": expression, "queries": 32})["patch"]
+    row = masks.parse(expression).dense(32)[2 * 8 + 4].reshape(4, 8)
+    assert patch["cells"] == (255 * row.int()).tolist()
+    assert patch["caption"] == "what position 20, at (2, 4), sees on a grid of 4 × 8"
+    assert page.post("mask", {"expression": "causal()", "queries": 8})["patch"] is None
+
+
 def test_mask_catalogue_contains_parsable_expressions(page):
     result = page.post("mask_catalogue", {})
     assert len(result["patterns"]) > 10

@@ -13,16 +13,21 @@ from clearhead.errors import MaskError
 from clearhead.masks import (
     Drawing,
     allow,
+    axis,
     blocks,
     causal,
+    clamped,
     dilated,
     documents,
     draw,
+    draw_on_grid,
     every,
     full,
+    intervals,
     padding,
     prefix,
     scattered,
+    selected,
     window,
 )
 from tests.support.mask_strategies import masks, sizes
@@ -165,3 +170,45 @@ def test_invalid_number_of_cells_raises_mask_error():
         causal().draw(5, cells=1000)
     with pytest.raises(MaskError, match="cells is 0; expected a whole number of at least 1"):
         causal().draw(5, cells=0)
+
+
+def test_draw_on_grid_shows_what_a_patch_sees():
+    mask = axis(clamped(1, 1), 0, (4, 6)) & axis(clamped(1, 1), 1, (4, 6))
+    drawing = draw_on_grid(mask, 6)
+    assert drawing.body() == ["■ ■ ■ · · ·", "◆ ■ ■ · · ·", "■ ■ ■ · · ·", "· · · · · ·"]
+    assert drawing.caption == "what position 6, at (1, 0), sees on a grid of 4 × 6"
+    assert "◆" in str(drawing)
+    assert drawing.svg().count("M") >= 9
+    assert draw_on_grid(mask).coordinates == (2, 3)
+    assert draw_on_grid(~mask, 6).body()[1] == "◇ · · ■ ■ ■"
+
+
+def test_draw_on_grid_of_tiles_and_frames_uses_coordinates():
+    tiled = axis(window(0, 0), 0, (4, 6), tile=(2, 3))
+    assert draw_on_grid(tiled, 4).coordinates == (1, 1)
+    assert draw_on_grid(tiled, 4).body() == ["· · · · · ·", "■ ◆ ■ ■ ■ ■", "· · · · · ·", "· · · · · ·"]
+    video = axis(causal(), 0, (-1, 2, 2))
+    assert draw_on_grid(video, 5, positions=12).body() == ["■ ■", "■ ■", "■ ◆", "■ ■", "· ·", "· ·"]
+    assert "planes of 2 rows" in draw_on_grid(video, 5, positions=12).caption
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "message"),
+    [
+        (causal(), {}, r"causal\(\) has no grid"),
+        (axis(causal(), 0, (-1, 4)), {}, r"the grid grid=\(-1, 4\) has no fixed number of positions"),
+        (axis(causal(), 0, (2, 4)), {"position": 8}, "the position is 8; expected less than 8"),
+    ],
+)
+def test_draw_on_grid_of_invalid_position_raises(mask, options, message):
+    with pytest.raises(MaskError, match=message):
+        draw_on_grid(mask, **options)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [axis(causal(), 0, (4, 8)), intervals([0, 3], [2, 7]), selected([[0], [4]], 3), intervals([0, 3], [2, 7]).T],
+    ids=str,
+)
+def test_notebook_drawing_has_the_size_of_the_data(mask):
+    assert "<svg" in mask._repr_html_()

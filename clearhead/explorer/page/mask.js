@@ -43,7 +43,9 @@ export function open(box, initial, { signal, remember }) {
     errorBox.textContent = "";
     const { plan, predicted_cost: predicted } = result, ratio = predicted.sparse_ms / predicted.dense_ms;
     const drawing = cells(result.cells, `${result.expression}: ${result.caption}`), planDrawing = cells(plan.cells, `Blocks computed for ${result.expression}`);
+    const patch = result.patch && cells(result.patch.cells, `${result.expression}: ${result.patch.caption}`);
     out.replaceChildren(
+      ...(patch ? [make("figure", {}, patch, make("figcaption", {}, `One patch: ${result.patch.caption} `, saveButtons("patch", patch)))] : []),
       make("figure", {}, drawing, make("figcaption", {}, `Allowed pairs: ${result.caption} `, saveButtons("mask", drawing))),
       make("figure", {}, planDrawing, make("figcaption", {}, "Blocks that a GPU computes ", saveButtons("plan", planDrawing))),
       make("div", { className: "facts" },

@@ -55,6 +55,10 @@ masks.as_mask(None) == full()  # → True
 
 masks.draw(causal(), 4, 4)
 
+print(masks.draw_on_grid(axis(clamped(1, 1), 0, (4, 6)) & axis(clamped(1, 1), 1, (4, 6)), 8))  # a GridDrawing
+
+isinstance(masks.draw_on_grid(axis(causal(), 0, (4, 4))), masks.GridDrawing)  # → True
+
 masks.fold(causal() | full(), leaf=lambda atom: 1, and_=min, or_=max, not_=lambda x: -x)  # → 1
 
 [atom.leaf for atom in masks.leaves(causal() & window(1, 1))]  # → [causal(), window(1, 1)]
