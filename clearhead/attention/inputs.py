@@ -115,7 +115,7 @@ class AttentionInputs:
 
     def with_dense_bias(self) -> AttentionInputs:
         """Return the same call with its bias as one tensor."""
-        return self if self.distance_bias is None else replace(self, bias=self.dense_bias(), distance_bias=None)
+        return replace(self, bias=self.dense_bias(), distance_bias=None)
 
     def scaled_bias(self) -> Tensor:
         """Return the bias divided by the softmax temperature, without turning finite values into −∞."""

@@ -103,7 +103,7 @@ def _exceed(
     if inputs.q.is_meta or (inputs.q.dtype == torch.float16 and not recomputed):  # at most 65504² · D
         return False
     limit = (1 / torch.finfo(dtype).eps if recomputed else torch.finfo(dtype).max / 4) * min(temperature, 1.0)
-    if inputs.biases:
+    if inputs.bias is not None or inputs.distance_bias is not None:
         limit *= torch.finfo(dtype).eps if not recomputed else 1.0  # room for the largest possible bias
     if isinstance(inputs.scores, Bilinear) and (weight := read_in_transform(inputs.scores.weight)) is not None:
         limit /= max(1.0, float(weight.detach().abs().sum((-2, -1)).max()))

@@ -52,7 +52,8 @@ class SDPAImplementation(Implementation):
         return kernel_unsupported_reason(inputs)
 
     def run(self, inputs: AttentionInputs, plan: Plan | RowIntervals | None = None) -> Tensor:
-        inputs = inputs.with_dense_bias()
+        if inputs.distance_bias is not None:
+            inputs = inputs.with_dense_bias()
         assert isinstance(inputs.normalizer, Softmax)  # checked by unsupported_reason
         dot = inputs.scores.as_dot(inputs.q)
         assert dot is not None
@@ -104,7 +105,7 @@ def kernel_unsupported_reason(inputs: AttentionInputs) -> str | None:
     if not _MIN_TEMPERATURE <= normalizer.temperature <= _MAX_TEMPERATURE:
         return f"temperature {normalizer.temperature:g} is outside of {_MIN_TEMPERATURE:g} to {_MAX_TEMPERATURE:g}"
     score_parameters = inputs.score_parameters if isinstance(inputs.scores, nn.Module) else ()
-    if has_tangent(inputs.q, inputs.k, inputs.v, *inputs.biases, *score_parameters):
+    if has_tangent(inputs.q, inputs.k, inputs.v, inputs.bias, inputs.distance_bias, *score_parameters):
         return "only the reference has forward-mode derivatives"
     q, k, v = inputs.q, inputs.k, inputs.v
     if 0 in (q.shape[-2], k.shape[-2], q.shape[-1]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,10 +86,20 @@ def _row_slice(rows: Tensor) -> slice | None:
     return slice(first, last + 1) if last >= 0 and last + 1 - first == rows.numel() else None
 
 
-def _load(inputs: KernelInputs, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return queries (h, R, M, D), keys (h, R, L, D), values (h, R, L, E) and scores (h, R, M, L), −inf if hidden.
+class _Loaded(NamedTuple):
+    """Queries (h, R, M, D), keys (h, R, L, D), values (h, R, L, E) and scores (h, R, M, L), −inf if hidden.
 
-    All are in the accumulation dtype."""
+    All are in the accumulation dtype. `tanh` are the capped scores divided by the cap, or None without a cap."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+    tanh: Tensor | None
+
+
+def _load(inputs: KernelInputs, chunk: Chunk) -> _Loaded:
+    """Return the tensors of a chunk and their scores."""
     R, M, L = chunk.shape
     q, k, v = inputs.flat
     columns = chunk.columns.flatten()
@@ -106,19 +117,34 @@ def _load(inputs: KernelInputs, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, T
     q = q.to(inputs.acc_dtype).unflatten(1, (R, M))
     k = k.to(inputs.acc_dtype).unflatten(1, (R, L))
     v = v.to(inputs.acc_dtype).unflatten(1, (R, L))
-    scores = torch.matmul(q * inputs.scale, k.mT)
+    tanh = None
+    if inputs.cap:
+        tanh = torch.matmul(q * (inputs.scale / inputs.cap), k.mT).tanh_()
+        scores = tanh * inputs.cap
+    else:
+        scores = torch.matmul(q * inputs.scale, k.mT)
+    if inputs.distance_bias is not None:
+        values = inputs.distance_bias.to(inputs.acc_dtype)
+        heads = chunk.heads % inputs.H if len(values) > 1 else torch.zeros_like(chunk.heads)
+        scores = scores + values[heads.reshape(-1, 1, 1, 1), _distance_entries(inputs, chunk)]
     if inputs.bias is not None:
         bias = inputs.bias[chunk.heads // inputs.H, chunk.heads % inputs.H]  # (h, T, S)
         scores = scores + bias[:, chunk.rows.reshape(R, M, 1), chunk.columns[:, None]].to(scores.dtype)
     if chunk.hidden is not None:
         scores.masked_fill_(chunk.hidden, -math.inf)
-    return q, k, v, scores
+    return _Loaded(q, k, v, scores, tanh)
+
+
+def _distance_entries(inputs: KernelInputs, chunk: Chunk) -> Tensor:
+    """Return the entries (R, M, L) of the values by distance of a chunk's pairs."""
+    R, M, _ = chunk.shape
+    return chunk.columns[:, None] - chunk.rows.reshape(R, M, 1) + (inputs.T - 1)
 
 
 def forward(inputs: KernelInputs, block_index: BlockIndex, out: Tensor, lse: Tensor) -> None:
     """Merge a piece into out (BH, T, E) and lse (BH, T), in the accumulation dtype; lse is −inf for empty rows."""
     for chunk in chunks(inputs, block_index):
-        _, _, v, scores = _load(inputs, chunk)
+        _, _, v, scores, _ = _load(inputs, chunk)
         top = scores.amax(-1)  # (h, R, M)
         weights = torch.softmax(scores, -1)
         if bool((top == -math.inf).any()):  # the softmax of an empty row is NaN
@@ -148,18 +174,20 @@ def backward(
     state: BackwardState,
     gradients: tuple[Tensor, Tensor, Tensor],
     dbias: Tensor | None = None,
+    d_distance: Tensor | None = None,
     *,
     is_only_piece: bool = False,
 ) -> None:
     """Add a piece's gradients to dq (BH, T, D), dk (BK, S, D), dv (BK, S, E), in the accumulation dtype, and to dbias.
 
-    `dbias` has the four dimensions of the bias; gradients are summed over dimensions of size 1.
+    `dbias` has the four dimensions of the bias; gradients are summed over dimensions of size 1. `d_distance` has the
+    shape of the bias by distance, (H or 1, T + S).
     `is_only_piece`: the piece contains all keys of its queries, so that it needs no `delta`."""
     (grad, shift, delta), (dq, dk, dv), scale = state, gradients, inputs.scale
     for chunk in chunks(inputs, block_index):
         R, M, _ = chunk.shape
         columns = chunk.columns.flatten()
-        q, k, v, scores = _load(inputs, chunk)
+        q, k, v, scores, tanh = _load(inputs, chunk)
         rows = (chunk.heads[:, None], chunk.rows[None])
         padding = ~chunk.valid.reshape(1, R, M, 1)
         row_shift = shift[rows].reshape(-1, R, M, 1)
@@ -178,11 +206,23 @@ def backward(
         else:
             row_delta = delta[rows].reshape(-1, R, M, 1)
         ds = weights * (dweights - row_delta)
+        score_grad = ds
+        if tanh is not None:
+            ds = ds * (1.0 - tanh * tanh)
         _add(dk, chunk.kv_heads, columns, torch.matmul(ds.mT, q) * scale)
         if dbias is not None:
-            _add_bias(dbias, inputs.H, chunk, ds)
+            _add_bias(dbias, inputs.H, chunk, score_grad)
+        if d_distance is not None:
+            _add_distance(d_distance, inputs, chunk, score_grad)
         dq_chunk = (torch.matmul(ds, k) * scale).flatten(1, 2)
         dq[(chunk.heads[:, None], chunk.rows[chunk.valid][None])] += dq_chunk[:, chunk.valid]
+
+
+def _add_distance(total: Tensor, inputs: KernelInputs, chunk: Chunk, ds: Tensor) -> None:
+    """Add ds (h, R, M, L) at the chunk's pairs to total (H or 1, T + S)."""
+    heads = chunk.heads % inputs.H if len(total) > 1 else torch.zeros_like(chunk.heads)
+    index = heads.reshape(-1, 1, 1, 1) * total.shape[1] + _distance_entries(inputs, chunk)
+    total.view(-1).index_add_(0, index.flatten(), ds.flatten())
 
 
 def _gradient_rows(grad: Tensor, chunk: Chunk) -> Tensor:

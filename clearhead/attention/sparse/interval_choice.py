@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.inputs import AttentionInputs, mask_to_bhts, to_bhtd
-from clearhead.attention.normalizers import Softmax
 from clearhead.attention.sparse import interval_cpu
 from clearhead.attention.sparse.cost_model import AttentionWork, rates_for
 from clearhead.attention.sparse.interval_op import attend_intervals, attend_intervals_in_graph
@@ -18,19 +17,22 @@ from clearhead.attention.sparse.row_intervals import (
     estimate_pairs,
     intervals_of,
 )
-from clearhead.masks import Causal, Or
+from clearhead.masks import Causal, Full, Or
 from clearhead.masks.pair_interval import PairIntervals
+
+_FULL = Full()
 
 
 def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
     """Return the mask as intervals if the kernel of row intervals runs the call, else None."""
     from clearhead.attention.sparse.kernel import blocking_for  # which imports this module
 
-    mask, bias = inputs.mask, inputs.bias
+    bias = inputs.bias
+    mask = _FULL if inputs.mask is None and inputs.modifies_scores else inputs.mask
     if mask is None or (bias is not None and bias.requires_grad):
         return None
     is_cuda = inputs.q.is_cuda
-    if mask.is_structural and not is_cuda:
+    if mask.is_structural and not is_cuda and not inputs.modifies_scores:
         return None  # the plan of a structural mask is cached, and its kernel for CPUs is faster
     if not torch.compiler.is_compiling() and max(inputs.T + inputs.query_offset, inputs.S) > MAX_SIZE:
         return None
@@ -41,7 +43,7 @@ def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
     intervals = intervals_of(mask)
     if torch.compiler.is_compiling() and intervals is not None and any([len(i.bounds) > 0 for i in intervals]):
         return None  # operators of graphs have no argument for them
-    if intervals is None or not mask.is_structural or torch.compiler.is_compiling():
+    if intervals is None or not mask.is_structural or torch.compiler.is_compiling() or inputs.modifies_scores:
         return intervals
     parts = mask.parts if isinstance(mask, Or) else (mask,)
     if any([isinstance(part, Causal) for part in parts]):  # which a dense kernel computes, if there is one
@@ -65,8 +67,7 @@ def _is_short(inputs: AttentionInputs, intervals: PairIntervals) -> bool:
 
 def row_intervals_for(inputs: AttentionInputs, intervals: PairIntervals) -> RowIntervals:
     """Return the row intervals of a validated call."""
-    mask = inputs.mask
-    assert mask is not None
+    mask = _FULL if inputs.mask is None else inputs.mask
     return ROW_INTERVALS.get(intervals, mask.versions, inputs.T, inputs.S, inputs.query_offset, inputs.q.device)
 
 
@@ -113,21 +114,20 @@ def _expected_pairs(inputs: AttentionInputs, intervals: PairIntervals) -> float:
 
 def run_intervals(inputs: AttentionInputs, rows: RowIntervals | None) -> Tensor:
     """Run the kernel of row intervals; `rows` is None while a graph is compiled, which computes them."""
-    assert isinstance(inputs.normalizer, Softmax)
-    dot = inputs.scores.as_dot(inputs.q)
+    dot = inputs.dot_product()
     assert dot is not None
-    (q, scale), lead = dot, inputs.q.shape[:-3]
-    scale = scale / inputs.normalizer.temperature
+    q, lead = dot.q, inputs.q.shape[:-3]
     k, v = inputs.k, inputs.v
     bias = None if inputs.bias is None else bias_bhts(inputs, lead)
+    modification = (inputs.scaled_distance_bias(), dot.cap)
     if len(lead) != 1:
         q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
     if rows is not None:
-        out = attend_intervals(q, k, v, bias, rows, scale)
+        out = attend_intervals(q, k, v, bias, rows, dot.scale, *modification)
     else:
         intervals = usable_intervals(inputs)
         assert intervals is not None
-        out = attend_intervals_in_graph(q, k, v, bias, intervals, inputs.query_offset, scale)
+        out = attend_intervals_in_graph(q, k, v, bias, intervals, inputs.query_offset, dot.scale, *modification)
     return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
 
 

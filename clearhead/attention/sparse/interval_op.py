@@ -27,20 +27,39 @@ from clearhead.attention.sparse.row_intervals import (
 from clearhead.masks.pair_interval import PairIntervals
 
 
-def attend_intervals(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: RowIntervals, scale: float) -> Tensor:
+def attend_intervals(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    rows: RowIntervals,
+    scale: float,
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
+) -> Tensor:
     """Return the output (B, H, T, E) outside of graphs."""
     # A mode that records operators must see one. Their arguments cannot describe bounds per query.
     if torch._C._len_torch_dispatch_stack() and not rows.tests_by_query:
-        out: Tensor = interval_attention(q, k, v, bias, rows.bounds, *_ids_arguments(rows), rows.query_offset, scale)[0]
+        arguments = (q, k, v, bias, rows.bounds, *_ids_arguments(rows), rows.query_offset, scale, distance_bias, cap)
+        out: Tensor = interval_attention(*arguments)[0]
         return out
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        result: Tensor = _IntervalAttention.apply(q, k, v, bias, rows, scale)  # type: ignore[no-untyped-call]
+    learns_distance = distance_bias is not None and distance_bias.requires_grad
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learns_distance):
+        result: Tensor = _IntervalAttention.apply(q, k, v, bias, distance_bias, rows, scale, cap)  # type: ignore[no-untyped-call]
         return result
-    return _forward(q, k, v, bias, rows, scale)[0]
+    return _forward(q, k, v, bias, rows, scale, distance_bias, cap)[0]
 
 
 def attend_intervals_in_graph(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, intervals: PairIntervals, query_offset: int, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    intervals: PairIntervals,
+    query_offset: int,
+    scale: float,
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
 ) -> Tensor:
     """Return the output (B, H, T, E) while a graph is compiled; the graph computes the intervals too."""
     conditions = encode(intervals, q.device)
@@ -48,36 +67,43 @@ def attend_intervals_in_graph(
     T, S = q.shape[-2], k.shape[-2]
     bounds = interval_rows(q, tensors, numbers, T, S, query_offset)
     rows = RowIntervals(bounds, ids_of(numbers, tensors), query_offset)
-    out: Tensor = interval_attention(q, k, v, bias, bounds, *_ids_arguments(rows), query_offset, scale)[0]
+    arguments = (q, k, v, bias, bounds, *_ids_arguments(rows), query_offset, scale, distance_bias, cap)
+    out: Tensor = interval_attention(*arguments)[0]
     return out
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: RowIntervals, scale: float
-) -> tuple[Tensor, Tensor]:
-    if runs_triton(q):
-        from clearhead.attention.sparse.interval_launch import IntervalCall, interval_forward
-
-        return interval_forward(IntervalCall(q, k, v, bias, rows, scale))
-    return interval_cpu.forward(q, k, v, bias, rows, scale)
-
-
-def _backward(
-    grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
     rows: RowIntervals,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    arguments = (q, k, v, bias, rows, scale, distance_bias, cap)
     if runs_triton(q):
+        from clearhead.attention.sparse.interval_launch import IntervalCall, interval_forward
+
+        return interval_forward(IntervalCall(*arguments))
+    with torch.autocast("cpu", enabled=False):  # products stay in the accumulation dtype
+        return interval_cpu.forward(interval_cpu.IntervalInputs(*arguments))
+
+
+def _backward(
+    grad: Tensor,
+    arguments: tuple[Tensor, Tensor, Tensor, Tensor | None, RowIntervals, float, Tensor | None, float],
+    out: Tensor,
+    lse: Tensor,
+    needs_distance_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    if runs_triton(grad):
         from clearhead.attention.sparse.interval_launch import IntervalCall, interval_backward
 
-        return interval_backward(IntervalCall(q, k, v, bias, rows, scale), grad, out, lse)
-    return interval_cpu.backward(grad, q, k, v, bias, rows, scale)
+        return interval_backward(IntervalCall(*arguments), grad, out, lse, needs_distance_grad)
+    with torch.autocast("cpu", enabled=False):
+        return interval_cpu.backward(interval_cpu.IntervalInputs(*arguments), grad, needs_distance_grad)
 
 
 class _IntervalAttention(torch.autograd.Function):
@@ -85,19 +111,28 @@ class _IntervalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: RowIntervals, scale: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        distance_bias: Tensor | None,
+        rows: RowIntervals,
+        scale: float,
+        cap: float,
     ) -> Tensor:
-        out, lse = _forward(q, k, v, bias, rows, scale)
-        ctx.save_for_backward(q, k, v, bias, out, lse)
-        ctx.rows, ctx.scale = rows, scale
+        out, lse = _forward(q, k, v, bias, rows, scale, distance_bias, cap)
+        ctx.save_for_backward(q, k, v, bias, distance_bias, out, lse)
+        ctx.rows, ctx.scale, ctx.cap = rows, scale, cap
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, out, lse = ctx.saved_tensors
-        dq, dk, dv = _backward(grad, q, k, v, bias, out, lse, ctx.rows, ctx.scale)
-        return dq, dk, dv, None, None, None
+        q, k, v, bias, distance_bias, out, lse = ctx.saved_tensors
+        arguments = (q, k, v, bias, ctx.rows, ctx.scale, distance_bias, ctx.cap)
+        dq, dk, dv, d_distance = _backward(grad, arguments, out, lse, ctx.needs_input_grad[4])
+        return dq, dk, dv, None, d_distance, None, None, None
 
 
 # -- operators --------------------------------------------------------------------------------------------------------
@@ -132,7 +167,7 @@ def _(
     mutates_args=(),
     schema=(
         "(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor bounds, Tensor? ids, Tensor? ids2,"
-        " SymInt query_offset, float scale) -> (Tensor, Tensor)"
+        " SymInt query_offset, float scale, Tensor? distance_bias=None, float cap=0.0) -> (Tensor, Tensor)"
     ),
 )
 def interval_attention(
@@ -145,9 +180,11 @@ def interval_attention(
     ids2: Tensor | None,
     query_offset: int,
     scale: float,
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, for these row intervals."""
-    out, lse = _forward(q, k, v, bias, _rows(bounds, ids, ids2, query_offset), scale)
+    out, lse = _forward(q, k, v, bias, _rows(bounds, ids, ids2, query_offset), scale, distance_bias, cap)
     return out.contiguous(), lse  # the layout that the fake implementation declares
 
 
@@ -162,7 +199,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rows: Any) -> tuple
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, Tensor bounds,"
-        " Tensor? ids, Tensor? ids2, SymInt query_offset, float scale) -> (Tensor, Tensor, Tensor)"
+        " Tensor? ids, Tensor? ids2, SymInt query_offset, float scale, Tensor? distance_bias=None, float cap=0.0,"
+        " bool needs_distance_grad=False) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
 )
 def interval_attention_backward(
@@ -178,32 +216,44 @@ def interval_attention_backward(
     ids2: Tensor | None,
     query_offset: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v."""
-    rows = _rows(bounds, ids, ids2, query_offset)
-    dq, dk, dv = _backward(grad, q, k, v, bias, out, lse, rows, scale)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
+    needs_distance_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v and, if needed, of the bias by distance (else an empty tensor)."""
+    arguments = (q, k, v, bias, _rows(bounds, ids, ids2, query_offset), scale, distance_bias, cap)
+    dq, dk, dv, d_distance = _backward(grad, arguments, out, lse, needs_distance_grad)
+    d_distance = q.new_empty(0, dtype=lse.dtype) if d_distance is None else d_distance
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), d_distance
 
 
 @interval_attention_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    distance_bias, _, needs_distance_grad = (*rest, *(None, 0.0, False)[len(rest) - 5 :])[5:]
+    size = distance_bias.shape if needs_distance_grad and distance_bias is not None else (0,)
+    d_distance = q.new_empty(size, dtype=lse.dtype)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_distance
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, bias, bounds, ids, ids2, query_offset, scale = inputs
-    ctx.save_for_backward(q, k, v, bias, *output, bounds, ids, ids2)
-    ctx.query_offset, ctx.scale = query_offset, scale
+    q, k, v, bias, bounds, ids, ids2, query_offset, scale, distance_bias, cap = inputs
+    ctx.save_for_backward(q, k, v, bias, *output, bounds, ids, ids2, distance_bias)
+    ctx.query_offset, ctx.scale, ctx.cap = query_offset, scale, cap
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * 6
+    n_inputs = len(ctx.needs_input_grad)  # graphs leave out the last arguments if they are the defaults
     if grad is None:
-        return None, None, None, *nothing
-    q, k, v, bias, out, lse, *rows = ctx.saved_tensors
-    gradients = interval_attention_backward(grad, q, k, v, bias, out, lse, *rows, ctx.query_offset, ctx.scale)
-    return *gradients, *nothing
+        return (None,) * n_inputs
+    q, k, v, bias, out, lse, *rows, distance_bias = ctx.saved_tensors
+    needs_distance_grad = distance_bias is not None and ctx.needs_input_grad[9]
+    dq, dk, dv, d_distance = interval_attention_backward(
+        grad, q, k, v, bias, out, lse, *rows, ctx.query_offset, ctx.scale, distance_bias, ctx.cap, needs_distance_grad
+    )
+    return (dq, dk, dv, *(None,) * 6, d_distance if needs_distance_grad else None, None)[:n_inputs]
 
 
 interval_attention.register_autograd(_differentiate, setup_context=_setup_context)

@@ -26,6 +26,7 @@ from clearhead.attention.inputs import (
     to_bhtd,
 )
 from clearhead.attention.normalizers import Softmax
+from clearhead.attention.scores import SoftCapped
 from clearhead.attention.sparse.cost_model import WORTH_PLANNING, Rates, rates_for
 from clearhead.attention.sparse.interval_choice import (
     bias_bhts,
@@ -46,6 +47,7 @@ DENSE_MULTIPLE = 1024
 """On a GPU, a plan has a dense part only for lengths that are multiples of this number: the first call of cuDNN's
 attention with a new length takes about 100 ms."""
 _PREDICTED_FASTER = "its plan is predicted to be faster than SDPA"
+_MODIFIES_SCORES = "its kernel adds the bias and applies the soft cap to a tile of scores at a time"
 _SKIPS_KEYS = "each query sees an interval of keys, and skipping the others is predicted to be faster than SDPA"
 
 
@@ -55,11 +57,10 @@ class SparseImplementation(Implementation):
     name = "sparse"
 
     def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
-        if inputs.modifies_scores:
-            return "biases by distance and soft caps are not supported"
-        if inputs.mask is None and not sdpa.needs_fp32_upcast(inputs):
+        if inputs.mask is None and not inputs.modifies_scores and not sdpa.needs_fp32_upcast(inputs):
             return "there is no mask, so nothing to skip"
-        reason = sdpa.SDPA.unsupported_reason(inputs)
+        has_cap = isinstance(inputs.scores, SoftCapped)
+        reason = sdpa.kernel_unsupported_reason(inputs) if has_cap else sdpa.SDPA.unsupported_reason(inputs)
         if reason is not None:
             return reason
         assert isinstance(inputs.normalizer, Softmax)
@@ -100,7 +101,7 @@ class SparseImplementation(Implementation):
         """Return an execution if the kernel supports the call and its plan is predicted to be faster than SDPA."""
         q, mask = inputs.q, inputs.mask
         if inputs.modifies_scores:
-            return None
+            return self._propose_modified_scores(inputs)
         if q.is_cuda and mask is not None and 1 < q.shape[-2] * inputs.k.shape[-2] < WORTH_PLANNING:
             return self._propose_short(inputs)
         if not may_be_faster(inputs) or _is_exporting():
@@ -124,6 +125,17 @@ class SparseImplementation(Implementation):
         if self._kernel_unsupported_reason(inputs) is not None:
             return None
         return Execution(self, plan if q.dim() == 4 else self.plan_for(inputs), _PREDICTED_FASTER)
+
+    def _propose_modified_scores(self, inputs: AttentionInputs) -> Execution | None:
+        """Return an execution of a call whose bias by distance or soft cap only these kernels compute tile by tile.
+
+        For few pairs on a CPU, and for one query, SDPA with a bias as a tensor needs little memory."""
+        q, T, S = inputs.q, inputs.q.shape[-2], inputs.k.shape[-2]
+        if T == 1 or q.shape[-1] == 0 or (not q.is_cuda and T * S < WORTH_PLANNING):
+            return None
+        if self.unsupported_reason(inputs) is not None:
+            return None
+        return Execution(self, self.plan_for(inputs), _MODIFIES_SCORES)
 
     def _propose_short(self, inputs: AttentionInputs) -> Execution | None:
         """Return an execution of a call that is too short for a plan; row intervals need none."""
@@ -157,10 +169,9 @@ class SparseImplementation(Implementation):
             return run_intervals(inputs, plan if isinstance(plan, RowIntervals) else None)
         from clearhead.attention.sparse.op import gathered
 
-        assert isinstance(inputs.normalizer, Softmax)
-        dot = inputs.scores.as_dot(inputs.q)
+        dot = inputs.dot_product()
         assert dot is not None
-        q, scale = dot
+        q = dot.q
         if is_compiling:
             from clearhead.attention.sparse.compile import constant_handle, plan_key
 
@@ -179,7 +190,7 @@ class SparseImplementation(Implementation):
             q, k, v = q.float(), k.float(), v.float()
         if len(lead) != 1:
             q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
-        out: Tensor = gathered(q, k, v, bias, handle, scale / inputs.normalizer.temperature)[0]
+        out: Tensor = gathered(q, k, v, bias, handle, dot.scale, inputs.scaled_distance_bias(), dot.cap)[0]
         if out.dtype != inputs.q.dtype:
             out = out.to(inputs.q.dtype)
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
@@ -203,6 +214,8 @@ def triton_unsupported_reason(inputs: AttentionInputs) -> str | None:
     """Return why the Triton kernels do not support a call, or None."""
     if not HAS_TRITON:
         return "Triton is not installed"
+    if inputs.modifies_scores and usable_intervals(inputs) is None:
+        return "the Triton kernels of plans compute no biases by distance and no soft caps"
     if inputs.bias is not None and inputs.bias.requires_grad:
         return "the bias needs a gradient, which the Triton kernels do not compute"
     if inputs.q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -218,7 +231,7 @@ def _is_exporting() -> bool:
 
 def _is_concrete_call(inputs: AttentionInputs) -> bool:
     """Return whether all tensors of the call have data, and no torch.func transform is active."""
-    if not are_concrete(inputs.q, inputs.k, inputs.v, inputs.bias):
+    if not are_concrete(inputs.q, inputs.k, inputs.v, inputs.bias, inputs.distance_bias):
         return False
     if isinstance(inputs.scores, nn.Module) and not are_concrete(*inputs.score_parameters):
         return False
@@ -303,7 +316,7 @@ def plan_for(inputs: AttentionInputs) -> Plan:
 def blocking_for(inputs: AttentionInputs) -> Blocking:
     """Return the blocking for a call: the tile sizes of its kernels, and dense calls if there is a dense kernel."""
     q = inputs.q
-    dense = inputs.bias is None
+    dense = inputs.bias is None and not inputs.modifies_scores
     if q.is_cuda and not torch.compiler.is_compiling() and (q.shape[-2] | inputs.k.shape[-2]) % DENSE_MULTIPLE:
         dense = False
     return blocking_on(q.device, q.dtype, q.shape[-1], inputs.v.shape[-1], dense=dense)

@@ -74,7 +74,16 @@ def padded_width(width: int) -> int:
 class KernelInputs:
     """q, k, v of a call with four dimensions and unit stride in the last one, and the expanded bias, if any."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> None:
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        distance_bias: Tensor | None = None,
+        cap: float = 0.0,
+    ) -> None:
         self.q = q if q.stride(-1) == 1 else q.contiguous()
         self.k = k if k.stride(-1) == 1 else k.contiguous()
         self.v = v if v.stride(-1) == 1 else v.contiguous()
@@ -82,7 +91,8 @@ class KernelInputs:
         self.K, self.S, self.E = k.shape[1], k.shape[2], v.shape[3]
         self.groups = self.H // self.K
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
-        self.scale = scale
+        self.scale, self.cap = scale, cap
+        self.distance_bias = distance_bias  # (H or 1, T + S)
         self.acc_dtype = torch.promote_types(q.dtype, torch.float32)  # of scores and sums
 
     @cached_property

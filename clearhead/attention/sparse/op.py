@@ -24,11 +24,23 @@ _ATEN = torch.ops.aten
 @torch.library.custom_op(
     "clearhead::gathered",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? bias, int handle, float scale) -> (Tensor, Tensor)",
+    schema=(
+        "(Tensor q, Tensor k, Tensor v, Tensor? bias, int handle, float scale, Tensor? distance_bias=None,"
+        " float cap=0.0) -> (Tensor, Tensor)"
+    ),
 )
-def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
+def gathered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    handle: int,
+    scale: float,
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Return out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, for the plan with this handle."""
-    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale)
+    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale, distance_bias, cap)
     if runs_triton(q):
         out, lse = forward_triton(sparse_plan, kernel_inputs)
     else:
@@ -39,7 +51,7 @@ def gathered(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, 
 
 
 @gathered.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: float) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
@@ -49,7 +61,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, handle: int, scale: 
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor out, Tensor lse, int handle, float scale,"
-        " bool needs_dbias) -> (Tensor, Tensor, Tensor, Tensor)"
+        " bool needs_dbias, Tensor? distance_bias=None, float cap=0.0, bool needs_distance_grad=False)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
 )
 def gathered_backward(
@@ -63,47 +76,60 @@ def gathered_backward(
     handle: int,
     scale: float,
     needs_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and, if `needs_dbias`, of the bias (else an empty tensor)."""
-    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale)
-    grad, dbias = unit_stride(grad), q.new_empty(0)
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
+    needs_distance_grad: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v and, if needed, of the bias and the bias by distance (else empty tensors)."""
+    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale, distance_bias, cap)
+    grad, dbias, d_distance = unit_stride(grad), q.new_empty(0), q.new_empty(0, dtype=lse.dtype)
     if runs_triton(q):
         dq, dk, dv = backward_triton(sparse_plan, kernel_inputs, grad, out, lse)
     else:
         sums = q.new_zeros(bias.shape, dtype=kernel_inputs.acc_dtype) if bias is not None and needs_dbias else None
+        if distance_bias is not None and needs_distance_grad:
+            d_distance = q.new_zeros(distance_bias.shape, dtype=lse.dtype)
         with torch.autocast("cpu", enabled=False):
-            dq, dk, dv = _backward_cpu(sparse_plan, kernel_inputs, grad, out, lse, sums)
+            dq, dk, dv = _backward_cpu(
+                sparse_plan, kernel_inputs, grad, out, lse, sums, d_distance if needs_distance_grad else None
+            )
         if bias is not None and sums is not None:
             dbias = sums.to(bias.dtype)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias, d_distance
 
 
 @gathered_backward.register_fake
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, *options: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _handle, _scale, needs_dbias = options
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _handle, _scale, needs_dbias, *modification = options
     dbias = bias.new_empty(bias.shape) if bias is not None and needs_dbias else q.new_empty(0)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dbias
+    size = modification[0].shape if len(modification) > 2 and modification[2] else (0,)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dbias, q.new_empty(size, dtype=lse.dtype)
 
 
 def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    q, k, v, bias, handle, scale = inputs
+    q, k, v, bias, handle, scale, distance_bias, cap = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, bias, out, lse)
-    ctx.handle, ctx.scale = handle, scale
+    ctx.save_for_backward(q, k, v, bias, out, lse, distance_bias)
+    ctx.handle, ctx.scale, ctx.cap = handle, scale, cap
     ctx.set_materialize_grads(False)
     if not torch.compiler.is_compiling():
         ctx.plan = PLANS.by_handle(handle)  # keeps it alive
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    q, k, v, bias, out, lse = ctx.saved_tensors
+    q, k, v, bias, out, lse, distance_bias = ctx.saved_tensors
+    n_inputs = len(ctx.needs_input_grad)  # graphs leave out the last arguments if they are the defaults
     if grad is None:
-        return None, None, None, None, None, None
+        return (None,) * n_inputs
     needs_dbias = bias is not None and ctx.needs_input_grad[3]
-    dq, dk, dv, dbias = gathered_backward(grad, q, k, v, bias, out, lse, ctx.handle, ctx.scale, needs_dbias)
-    return dq, dk, dv, dbias if needs_dbias else None, None, None
+    needs_distance_grad = distance_bias is not None and ctx.needs_input_grad[6]
+    dq, dk, dv, dbias, d_distance = gathered_backward(
+        grad, q, k, v, bias, out, lse, ctx.handle, ctx.scale, needs_dbias, distance_bias, ctx.cap, needs_distance_grad
+    )
+    distance_grad = d_distance if needs_distance_grad else None
+    return (dq, dk, dv, dbias if needs_dbias else None, None, None, distance_grad, None)[:n_inputs]
 
 
 gathered.register_autograd(_backward, setup_context=_setup)
@@ -170,7 +196,13 @@ def _forward_cpu(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
 
 
 def _backward_cpu(
-    plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor, dbias: Tensor | None
+    plan: Plan,
+    x: KernelInputs,
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dbias: Tensor | None,
+    d_distance: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, computed by operations of torch."""
     dense = _dense_backward(plan, x, grad, out, lse)
@@ -184,7 +216,7 @@ def _backward_cpu(
     gradients = (dq.flatten(0, 1), dk.flatten(0, 1), dv.flatten(0, 1))
     is_only_piece = dense is None and len(plan.query_pieces) == 1
     for block_index in plan.query_pieces if x.q.numel() else ():
-        cpu.backward(x, block_index, state, gradients, dbias, is_only_piece=is_only_piece)
+        cpu.backward(x, block_index, state, gradients, dbias, d_distance, is_only_piece=is_only_piece)
     return dq.to(x.q.dtype), dk.to(x.k.dtype), dv.to(x.v.dtype)
 
 
