@@ -26,7 +26,7 @@ from clearhead._core.tensor_state import has_tangent, is_concrete
 from clearhead.attention.inputs import HALF_PRECISION, AttentionInputs, Implementation, mask_to_bhts, to_bhtd
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.reference import repeat_kv_heads, scores_overflow
-from clearhead.attention.scores import Bilinear, Dot, ScaledDot
+from clearhead.attention.scores import Bilinear, Dot, ScaledDot, SoftCapped
 from clearhead.masks import Causal, Mask
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class SDPAImplementation(Implementation):
     name = "sdpa"
 
     def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
-        if type(inputs.scores) not in _DOT_PRODUCTS and inputs.scores.as_dot(inputs.q) is None:
-            return f"{type(inputs.scores).__name__} scores are not a dot product"
+        if type(inputs.scores) is SoftCapped:
+            return "SoftCapped scores are not a dot product"
         if inputs.q.is_cuda and _only_bias_needs_grad(inputs):
             return "CUDA kernels save nothing for backward if only the bias needs a gradient"
         return kernel_unsupported_reason(inputs)
@@ -97,7 +97,9 @@ SDPA = SDPAImplementation()
 
 def kernel_unsupported_reason(inputs: AttentionInputs) -> str | None:
     """Return why no kernel of a softmax over dot products, with or without a soft cap, supports a call, or None."""
-    normalizer = inputs.normalizer
+    normalizer, scores = inputs.normalizer, inputs.scores
+    if type(scores) not in _DOT_PRODUCTS and type(scores) is not SoftCapped and scores.as_dot(inputs.q) is None:
+        return f"{type(scores).__name__} scores are not a dot product"
     if isinstance(inputs.scores, Bilinear) and inputs.q.dtype in (torch.float16, torch.bfloat16):
         return f"Bilinear scores multiply the queries by W first, and {inputs.q.dtype} would round that product"
     if not isinstance(normalizer, Softmax):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.inputs import AttentionInputs, mask_to_bhts, to_bhtd
+from clearhead.attention.scores import SoftCapped
 from clearhead.attention.sparse import interval_cpu
 from clearhead.attention.sparse.cost_model import AttentionWork, rates_for
 from clearhead.attention.sparse.interval_op import attend_intervals, attend_intervals_in_graph
@@ -28,11 +29,12 @@ def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
     from clearhead.attention.sparse.kernel import blocking_for  # which imports this module
 
     bias = inputs.bias
-    mask = _FULL if inputs.mask is None and inputs.modifies_scores else inputs.mask
+    modifies_scores = inputs.distance_bias is not None or type(inputs.scores) is SoftCapped
+    mask = _FULL if inputs.mask is None and modifies_scores else inputs.mask
     if mask is None or (bias is not None and bias.requires_grad):
         return None
     is_cuda = inputs.q.is_cuda
-    if mask.is_structural and not is_cuda and not inputs.modifies_scores:
+    if mask.is_structural and not is_cuda and not modifies_scores:
         return None  # the plan of a structural mask is cached, and its kernel for CPUs is faster
     if not torch.compiler.is_compiling() and max(inputs.T + inputs.query_offset, inputs.S) > MAX_SIZE:
         return None
@@ -43,7 +45,7 @@ def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
     intervals = intervals_of(mask)
     if torch.compiler.is_compiling() and intervals is not None and any([len(i.bounds) > 0 for i in intervals]):
         return None  # operators of graphs have no argument for them
-    if intervals is None or not mask.is_structural or torch.compiler.is_compiling() or inputs.modifies_scores:
+    if intervals is None or not mask.is_structural or torch.compiler.is_compiling() or modifies_scores:
         return intervals
     parts = mask.parts if isinstance(mask, Or) else (mask,)
     if any([isinstance(part, Causal) for part in parts]):  # which a dense kernel computes, if there is one

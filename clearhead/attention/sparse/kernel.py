@@ -59,8 +59,7 @@ class SparseImplementation(Implementation):
     def unsupported_reason(self, inputs: AttentionInputs) -> str | None:
         if inputs.mask is None and not inputs.modifies_scores and not sdpa.needs_fp32_upcast(inputs):
             return "there is no mask, so nothing to skip"
-        has_cap = isinstance(inputs.scores, SoftCapped)
-        reason = sdpa.kernel_unsupported_reason(inputs) if has_cap else sdpa.SDPA.unsupported_reason(inputs)
+        reason = sdpa.kernel_unsupported_reason(inputs)
         if reason is not None:
             return reason
         assert isinstance(inputs.normalizer, Softmax)
@@ -100,7 +99,7 @@ class SparseImplementation(Implementation):
     def propose(self, inputs: AttentionInputs) -> Execution | None:
         """Return an execution if the kernel supports the call and its plan is predicted to be faster than SDPA."""
         q, mask = inputs.q, inputs.mask
-        if inputs.modifies_scores:
+        if inputs.distance_bias is not None or type(inputs.scores) is SoftCapped:  # no call of a property
             return self._propose_modified_scores(inputs)
         if q.is_cuda and mask is not None and 1 < q.shape[-2] * inputs.k.shape[-2] < WORTH_PLANNING:
             return self._propose_short(inputs)
@@ -120,9 +119,9 @@ class SparseImplementation(Implementation):
         if mask is not None and not mask.is_structural and mask.versions is None:
             return None
         plan = plan_for(inputs)  # late, because it can read the mask's data
-        if not is_predicted_faster(inputs, plan) or sdpa.SDPA.unsupported_reason(inputs) is not None:
+        if not is_predicted_faster(inputs, plan) or sdpa.kernel_unsupported_reason(inputs) is not None:
             return None
-        if self._kernel_unsupported_reason(inputs) is not None:
+        if q.is_cuda and self._kernel_unsupported_reason(inputs) is not None:
             return None
         return Execution(self, plan if q.dim() == 4 else self.plan_for(inputs), _PREDICTED_FASTER)
 
@@ -153,7 +152,7 @@ class SparseImplementation(Implementation):
             return None
         if is_compiling and not inputs.q.is_cuda:
             return None  # in a graph for a CPU, the operations of the fused kernel are fused with others
-        if sdpa.SDPA.unsupported_reason(inputs) is not None or self._kernel_unsupported_reason(inputs) is not None:
+        if sdpa.kernel_unsupported_reason(inputs) is not None or self._kernel_unsupported_reason(inputs) is not None:
             return None
         if is_compiling:
             return Execution(self, None, _SKIPS_KEYS)
@@ -190,7 +189,8 @@ class SparseImplementation(Implementation):
             q, k, v = q.float(), k.float(), v.float()
         if len(lead) != 1:
             q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
-        out: Tensor = gathered(q, k, v, bias, handle, dot.scale, inputs.scaled_distance_bias(), dot.cap)[0]
+        distance_bias = None if inputs.distance_bias is None else inputs.scaled_distance_bias()
+        out: Tensor = gathered(q, k, v, bias, handle, dot.scale, distance_bias, dot.cap)[0]
         if out.dtype != inputs.q.dtype:
             out = out.to(inputs.q.dtype)
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])
@@ -316,7 +316,7 @@ def plan_for(inputs: AttentionInputs) -> Plan:
 def blocking_for(inputs: AttentionInputs) -> Blocking:
     """Return the blocking for a call: the tile sizes of its kernels, and dense calls if there is a dense kernel."""
     q = inputs.q
-    dense = inputs.bias is None and not inputs.modifies_scores
+    dense = inputs.bias is None and inputs.distance_bias is None and type(inputs.scores) is not SoftCapped
     if q.is_cuda and not torch.compiler.is_compiling() and (q.shape[-2] | inputs.k.shape[-2]) % DENSE_MULTIPLE:
         dense = False
     return blocking_on(q.device, q.dtype, q.shape[-1], inputs.v.shape[-1], dense=dense)
