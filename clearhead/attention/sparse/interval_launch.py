@@ -7,11 +7,13 @@ from functools import cached_property, lru_cache, reduce
 from operator import or_
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.attention.sparse.fast_launch import FastLaunch
 from clearhead.attention.sparse.launch import padded_width, unit_stride
 from clearhead.attention.sparse.row_intervals import RowIntervals
+from clearhead.attention.sparse.triton_distance import interval_distance_kernel
 from clearhead.attention.sparse.triton_intervals import (
     interval_forward_kernel,
     interval_key_kernel,
@@ -22,6 +24,7 @@ from clearhead.attention.sparse.triton_row_intervals import batch_stride, unit_s
 FORWARD = FastLaunch(interval_forward_kernel)
 QUERY = FastLaunch(interval_query_kernel)
 KEY = FastLaunch(interval_key_kernel)
+DISTANCE = FastLaunch(interval_distance_kernel)
 
 
 @dataclass(frozen=True)
@@ -45,28 +48,38 @@ class IntervalTile:
 
 @dataclass(frozen=True)
 class IntervalTiles:
-    """The tiles of the forward kernel and of the gradients of queries and keys."""
+    """The tiles of the forward kernel and of the gradients of queries, keys and a bias by distance."""
 
     forward: IntervalTile
     query: IntervalTile
     key: IntervalTile
+    distance: IntervalTile
 
 
 @lru_cache
-def interval_tiles_for(dtype: torch.dtype, width: int, has_bias: bool) -> IntervalTiles:
+def interval_tiles_for(dtype: torch.dtype, width: int, modifies_scores: bool) -> IntervalTiles:
     """Return tile sizes that fit the registers and shared memory of a current GPU, measured on an H200."""
     if dtype == torch.float32:
         tile = IntervalTile(64, 32, 4, 2) if width <= 64 else IntervalTile(32, 32, 4, 1)
-        return IntervalTiles(tile, tile, tile)
+        return IntervalTiles(tile, tile, tile, _SMALL_SQUARE)
     if width <= 64:
-        if has_bias:
-            return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 2))
-        return IntervalTiles(IntervalTile(64, 64, 4, 3, 128), IntervalTile(64, 64, 4, 3), IntervalTile(64, 64, 4, 2))
+        if modifies_scores:
+            tile = IntervalTile(64, 32, 4, 2)
+            return IntervalTiles(IntervalTile(64, 64, 4, 2), tile, tile, _SQUARE)
+        forward, query = IntervalTile(64, 64, 4, 3, 128), IntervalTile(64, 64, 4, 3)
+        return IntervalTiles(forward, query, IntervalTile(64, 64, 4, 2), _SQUARE)
     if width <= 128:
-        if has_bias:
-            return IntervalTiles(IntervalTile(64, 64, 4, 2), IntervalTile(64, 32, 4, 2), IntervalTile(64, 16, 4, 2))
-        return IntervalTiles(IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3), IntervalTile(64, 32, 4, 2))
-    return IntervalTiles(IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 1), IntervalTile(32, 32, 4, 1))
+        if modifies_scores:
+            forward, query, key = (IntervalTile(64, columns, 4, 2) for columns in (64, 32, 16))
+            return IntervalTiles(forward, query, key, _WIDE_SQUARE)
+        forward, query = IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3)
+        return IntervalTiles(forward, query, IntervalTile(64, 32, 4, 2), _WIDE_SQUARE)
+    forward, query, key = IntervalTile(64, 32, 4, 2), IntervalTile(64, 32, 4, 1), IntervalTile(32, 32, 4, 1)
+    return IntervalTiles(forward, query, key, _SMALL_SQUARE)
+
+
+# For diagonals of tiles.
+_SQUARE, _WIDE_SQUARE, _SMALL_SQUARE = (IntervalTile(M, M, warps, 1) for M, warps in ((64, 4), (64, 8), (32, 4)))
 
 
 class IntervalCall:
@@ -78,14 +91,29 @@ class IntervalCall:
         v: Values, (B, K, S, E).
         bias: Added to the scores, or None.
         rows: The intervals of the mask.
-        scale: Scale of the scores."""
+        scale: Scale of the scores.
+        distance_bias: Added to the scores by distance, (H or 1, T + S), or None.
+        cap: Limit of the soft cap; 0 for none."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, rows: RowIntervals, scale: float) -> None:
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        rows: RowIntervals,
+        scale: float,
+        distance_bias: Tensor | None = None,
+        cap: float = 0.0,
+    ) -> None:
         self.q, self.k, self.v = unit_stride(q), unit_stride(k), unit_stride(v)
         self.B, self.H, self.T, self.D = q.shape
         self.K, self.S, self.E = k.shape[1], k.shape[2], v.shape[3]
         self.rows = rows
-        self.scale = scale
+        self.scale, self.cap = scale, cap
+        self.has_distance, self.has_cap = distance_bias is not None, cap > 0.0
+        self.distance = self.q if distance_bias is None else distance_bias.to(torch.float32).contiguous()
+        self.distance_stride = self.distance.stride(0) if self.has_distance and len(self.distance) > 1 else 0
         self.has_bias = bias is not None
         self.bias = self.q if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.bias_strides = (0, 0, 0, 0) if bias is None else self.bias.stride()
@@ -93,7 +121,8 @@ class IntervalCall:
         self.ids = [self.q if x is None else unit_stride_ids(x) for x in (first, second)]
         self.ids_strides = [0 if x is None else batch_stride(x) for x in (first, second)]
         self.has_ids = first is not None, second is not None
-        self.tiles = interval_tiles_for(q.dtype, max(self.D, self.E), self.has_bias)
+        modifies_scores = self.has_bias or self.has_distance or self.has_cap
+        self.tiles = interval_tiles_for(q.dtype, max(self.D, self.E), modifies_scores)
         self.precision = "ieee" if q.dtype == torch.float32 else "tf32"
 
     def launch(
@@ -103,6 +132,7 @@ class IntervalCall:
         tensors: tuple[Tensor, ...],
         strided: tuple[Tensor, ...],
         by_key: bool,
+        n_blocks: int | None = None,
     ) -> None:
         """Launch a kernel.
 
@@ -111,10 +141,11 @@ class IntervalCall:
             tile: Its tile sizes.
             tensors: Its tensors, without the intervals and the ids.
             strided: The tensors whose strides are its arguments, in order.
-            by_key: Whether rows are keys."""
+            by_key: Whether rows are keys.
+            n_blocks: Number of programs per head, if it is not the number of blocks of rows."""
         n_rows, heads = (self.S, self.K) if by_key else (self.T, self.H)
         bounds = self.rows.bounds
-        n_blocks = -(-n_rows // tile.M)
+        n_blocks = -(-n_rows // tile.M) if n_blocks is None else n_blocks
         strides = [stride for x in strided for stride in x.stride()[:3]]
         align = 16 if not reduce(or_, strides) % 16 else 8 if not reduce(or_, strides) % 8 else 1
         strides = [stride // align for stride in strides]
@@ -123,12 +154,13 @@ class IntervalCall:
             (n_blocks * self.B * heads, 1, 1),
             (*tensors, bounds, *self.ids),
             (
-                *strides, *self.bias_strides[:3], self.scale, self.T, self.S, self.H,
+                *strides, *self.bias_strides[:3], self.distance_stride, self.scale, self.cap, self.T, self.S, self.H,
                 self.rows.query_offset, n_blocks, patterns_stride, *self.ids_strides,
             ),
             (
                 self.H // self.K, self.bias_strides[3], self.D, self.E, padded_width(self.D), padded_width(self.E),
-                tile.M, tile.N, len(self.rows.ids), *self.has_ids, self.has_bias, align, self.precision,
+                tile.M, tile.N, len(self.rows.ids), *self.has_ids, self.has_bias,
+                self.has_distance, self.has_cap, align, self.precision,
                 *((self.rows.tests_by_query,) if by_key else ()),
             ),
             tile.options,
@@ -144,19 +176,36 @@ def interval_forward(call: IntervalCall) -> tuple[Tensor, Tensor]:
     )
     lse = torch.empty((call.B, call.H, call.T), dtype=torch.float32, device=q.device)
     if out.numel():
-        call.launch(FORWARD, call.tiles.forward, (q, k, v, out, lse, call.bias), (q, k, v, out), False)
+        call.launch(FORWARD, call.tiles.forward, (q, k, v, out, lse, call.bias, call.distance), (q, k, v, out), False)
     return out, lse
 
 
-def interval_backward(call: IntervalCall, grad: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v."""
+def interval_backward(
+    call: IntervalCall, grad: Tensor, out: Tensor, lse: Tensor, needs_distance_grad: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of q, k, v and, if needed, of the bias by distance."""
     q, k, v = call.q, call.k, call.v
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if not (out.numel() and k.numel()):
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(call.distance) if needs_distance_grad else None
     grad, delta = unit_stride(grad), torch.empty_like(lse)
     strided = q, k, v, out, grad, dq
-    call.launch(QUERY, call.tiles.query, (*strided, lse, delta, call.bias), strided, False)
+    call.launch(QUERY, call.tiles.query, (*strided, lse, delta, call.bias, call.distance), strided, False)
     strided = q, k, v, grad, dk, dv
-    call.launch(KEY, call.tiles.key, (*strided, lse, delta, call.bias), strided, True)
-    return dq, dk, dv
+    call.launch(KEY, call.tiles.key, (*strided, lse, delta, call.bias, call.distance), strided, True)
+    return dq, dk, dv, sum_diagonals(call, grad, lse, delta) if needs_distance_grad else None
+
+
+def sum_diagonals(call: IntervalCall, grad: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """Return the gradient of the bias by distance, (H or 1, T + S)."""
+    N = call.tiles.distance.N
+    n_row_blocks, n_column_blocks = -(-call.T // N), -(-call.S // N)
+    n_diagonals = n_row_blocks + n_column_blocks - 1
+    sums = torch.empty((call.B, call.H, n_diagonals, 2, N), dtype=torch.float32, device=call.q.device)
+    strided = call.q, call.k, call.v, grad
+    tensors = (*strided, sums, lse, delta, call.bias, call.distance)
+    call.launch(DISTANCE, call.tiles.distance, tensors, strided, False, n_diagonals)
+    total = sums.sum((0, 1), keepdim=True)[0] if len(call.distance) == 1 else sums.sum(0)  # (H or 1, diagonals, 2, N)
+    upper, lower = (F.pad(total[:, :, part].flatten(1), pad) for part, pad in ((0, (N, 0)), (1, (0, N))))
+    first = N * n_row_blocks - call.T + 1  # where distance −(T − 1) is stored
+    return F.pad((upper + lower)[:, first : first + call.T + call.S - 1], (0, 1))

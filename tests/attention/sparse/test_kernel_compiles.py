@@ -97,12 +97,12 @@ def test_forward_kernel_fits_several_blocks_on_a_multiprocessor(compiled_kernels
 
 
 INTERVAL_KERNELS = {
-    interval_launch: ("FORWARD", "QUERY", "KEY"),
+    interval_launch: ("FORWARD", "QUERY", "KEY", "DISTANCE"),
     triton_row_intervals: ("DOCUMENT_TABLE", "ROW_INTERVALS"),
 }
 
 
-def run_interval_kernels(mask, dtype, D, T, batch=2, bias=None):
+def run_interval_kernels(mask, dtype, D, T, batch=2, bias=None, has_distance=False, cap=0.0):
     """Launch all kernels of row intervals for random data."""
     conditions = encode(intervals_of(mask), torch.device("cpu"))
     bounds = triton_row_intervals.launch_row_intervals(conditions, T, T, 0, torch.device("cpu"))
@@ -110,26 +110,29 @@ def run_interval_kernels(mask, dtype, D, T, batch=2, bias=None):
     q, grad = (torch.randn(batch, 2, T, D).to(dtype) for _ in range(2))
     k, v = (torch.randn(batch, 1, T, D).to(dtype) for _ in range(2))
     added = None if bias is None else torch.randn(1, 2, T, T).to(bias)
-    call = interval_launch.IntervalCall(q, k, v, added, rows, 0.125)
+    values = torch.randn(2, 2 * T) if has_distance else None
+    call = interval_launch.IntervalCall(q, k, v, added, rows, 0.125, values, cap)
     out, lse = interval_launch.interval_forward(call)
-    interval_launch.interval_backward(call, grad, out, lse)
+    interval_launch.interval_backward(call, grad, out, lse, has_distance)
 
 
 @pytest.mark.parametrize(
-    ("mask", "dtype", "D", "bias", "max_spilled"),
+    ("mask", "dtype", "D", "options", "max_spilled"),
     [
-        (causal() & documents(torch.arange(T) // 47), torch.bfloat16, 64, None, 128),
-        (causal() | prefix(9), torch.float16, 128, torch.float32, 256),
+        (causal() & documents(torch.arange(T) // 47), torch.bfloat16, 64, {}, 128),
+        (causal() | prefix(9), torch.float16, 128, {"bias": torch.float32}, 256),
+        (causal(), torch.bfloat16, 64, {"has_distance": True}, 0),
+        (causal(), torch.bfloat16, 128, {"has_distance": True, "cap": 50.0}, 0),
     ],
-    ids=["documents", "union with bias"],
+    ids=["documents", "union with bias", "distance", "distance and cap"],
 )
-def test_interval_kernels_compile_as_launched(monkeypatch, mask, dtype, D, bias, max_spilled):
+def test_interval_kernels_compile_as_launched(monkeypatch, mask, dtype, D, options, max_spilled):
     compiled_kernels: list[Resources] = []
     for module, names in INTERVAL_KERNELS.items():
         for name in names:
             kernel = CompilingKernel(getattr(module, name).kernel, compiled_kernels)
             monkeypatch.setattr(module, name, FastLaunch(kernel))
-    run_interval_kernels(mask, dtype, D, T, bias=bias)
+    run_interval_kernels(mask, dtype, D, T, **options)
     kernels = {kernel.kernel for kernel in compiled_kernels}
     assert {
         "interval_forward_kernel",
@@ -137,6 +140,7 @@ def test_interval_kernels_compile_as_launched(monkeypatch, mask, dtype, D, bias,
         "interval_key_kernel",
         "row_intervals_kernel",
     } <= kernels
+    assert ("interval_distance_kernel" in kernels) == options.get("has_distance", False)
     for kernel in compiled_kernels:
         assert kernel.shared <= H100_SHARED_MEMORY
         assert kernel.spilled <= max_spilled, kernel
@@ -178,7 +182,8 @@ class RecordingKernel:
         self.selections.add(tuple(selection))
 
 
-def test_interval_kernels_are_not_compiled_again_for_new_sizes(monkeypatch):
+@pytest.mark.parametrize("modifies_scores", [False, True], ids=["documents", "bias and cap"])
+def test_interval_kernels_are_not_compiled_again_for_new_sizes(monkeypatch, modifies_scores):
     """Length, batch and data change what a kernel computes, but not which compiled kernel runs."""
     selections: set[tuple[object, ...]] = set()
     for module, names in INTERVAL_KERNELS.items():
@@ -189,7 +194,9 @@ def test_interval_kernels_are_not_compiled_again_for_new_sizes(monkeypatch):
     for number in range(50):
         T = int(torch.randint(1, 700, (1,), generator=generator))
         ids = torch.randint(0, 50, (T,), generator=generator).eq(0).cumsum(-1)
-        run_interval_kernels(causal() & documents(ids), torch.float32, 16, T, batch=1 + number % 3)
+        mask = causal() if modifies_scores else causal() & documents(ids)
+        options = {"has_distance": True, "cap": 1.0 + number} if modifies_scores else {}
+        run_interval_kernels(mask, torch.float32, 16, T, batch=1 + number % 3, **options)
     assert len(selections) == 5  # one per kernel
 
 

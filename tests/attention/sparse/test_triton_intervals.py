@@ -97,12 +97,64 @@ def run_case(number):
     return bool(torch.equal(planned, rows.bounds)), errors
 
 
-@pytest.fixture(scope="module")
-def results():
+MODIFIED_CASES = [
+    # mask, (B, H, K, T, S, D, E), offset, dtype, bias, cap
+    (None, (1, 2, 1, 70, 70, 16, 16), 0, "float32", "relative", None),
+    ("causal()", (2, 4, 2, 41, 41, 16, 7), 0, "float32", "slopes", 3.0),
+    ("causal()", (1, 2, 2, 130, 130, 16, 16), 0, "float16", "relative", 20.0),
+    ("window(20, 3)", (1, 2, 1, 37, 61, 16, 16), 24, "float32", "shared", None),
+    ("causal() & (window(30, 0) | prefix(4))", (1, 2, 1, 61, 61, 16, 16), 0, "float32", "relative and tensor", 2.0),
+    ("causal() & documents in pieces", (1, 2, 1, 41, 41, 16, 16), 0, "float32", "relative", None),
+    ("padding of queries and keys", (2, 2, 1, 61, 61, 16, 16), 0, "float32", None, 0.5),
+]
+
+
+def run_modified_case(number):
+    """Return the errors of out, dq, dk, dv and the gradient of the parameters, and those of the reference."""
+    import torch
+
+    from clearhead.attention import ScaledDot, SoftCapped, attend
+    from clearhead.attention.biases import alibi, buckets, relative
+
+    text, shape, offset, dtype, kind, cap = MODIFIED_CASES[number]
+    mask, (B, H, K, T, S, D, E) = None if text is None else mask_of(text, shape), shape
+    generator = torch.Generator().manual_seed(number)
+    q, k, v, g = (
+        torch.randn(size, generator=generator, dtype=torch.float64).to(getattr(torch, dtype))
+        for size in ((B, H, T, D), (B, K, S, D), (B, K, S, E), (B, H, T, E))
+    )
+    parameter = torch.randn(8, 1 if kind == "shared" else H, generator=generator, dtype=torch.float64).float()
+    tensor = torch.randn(T, S, generator=generator)
+
+    def bias_of(parameter):
+        if kind is None:
+            return None
+        if kind == "slopes":
+            return alibi(parameter[0])
+        bias = relative(parameter, buckets(8, 20))
+        return bias + tensor if kind == "relative and tensor" else bias
+
+    def run(impl, *inputs):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        scores = ScaledDot() if cap is None else SoftCapped(cap)
+        options = {"scores": scores, "bias": bias_of(leaves[3]), "query_offset": offset, "impl": impl}
+        out = attend(*leaves[:3], mask, **options)
+        return [out, *torch.autograd.grad(out, leaves if kind else leaves[:3], g.to(out.dtype))]
+
+    fast, plain = (run(impl, q, k, v, parameter) for impl in ("sparse", "reference"))
+    exact = run("reference", *(x.double() for x in (q, k, v, parameter)))
+    return [
+        [float((a.double() - c).abs().max()), float((b.double() - c).abs().max()), float(c.abs().max())]
+        for a, b, c in zip(fast, plain, exact, strict=True)
+    ]
+
+
+def run_in_interpreter(expression):
+    """Return the value of an expression over this module, evaluated with Triton's interpreter."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    script = "import json, test_triton_intervals as t; print(json.dumps([t.run_case(n) for n in range(len(t.CASES))]))"
+    script = f"import json, test_triton_intervals as t; print(json.dumps({expression}))"
     process = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True, text=True, env=environment | {"PYTHONPATH": f"{os.path.dirname(__file__)}:{os.getcwd()}"},
@@ -111,9 +163,26 @@ def results():
     return json.loads(process.stdout.splitlines()[-1])
 
 
+@pytest.fixture(scope="module")
+def results():
+    return run_in_interpreter("[t.run_case(n) for n in range(len(t.CASES))]")
+
+
+@pytest.fixture(scope="module")
+def modified_results():
+    return run_in_interpreter("[t.run_modified_case(n) for n in range(len(t.MODIFIED_CASES))]")
+
+
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case[0]) for case in CASES])
 def test_kernels_match_reference(results, number):
     is_planned, errors = results[number]
     assert is_planned
     # Two roundings of the largest entries, which are about 5.
     assert max(errors) <= (2e-5 if CASES[number][3] == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("number", range(len(MODIFIED_CASES)), ids=[str(case[0]) for case in MODIFIED_CASES])
+def test_kernels_with_modified_scores_err_at_most_twice_the_reference(modified_results, number):
+    eps = 2.0**-23 if MODIFIED_CASES[number][3] == "float32" else 2.0**-10
+    for fast_error, plain_error, largest in modified_results[number]:
+        assert fast_error <= 2 * plain_error + 8 * eps * max(largest, 1.0)
