@@ -61,7 +61,7 @@ def check(
 def _show(model: str, report: CheckReport) -> None:
     """Print the result of every test and the cause of each failure."""
     from clearhead.analysis.checks import Verdict
-    from clearhead.analysis.checks.report import number
+    from clearhead.analysis.checks.check_report import number
 
     rows = [
         (f.property, f.verdict.value, f.describe_value(), number(f.tolerance))

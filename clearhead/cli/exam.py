@@ -37,10 +37,14 @@ def exam(
         selected_exam = read_exam(Path(questions)) if questions.endswith(".toml") else exam_from_document(questions)
         paths = write_exam(selected_exam, out, seed=seed, variants=variants)
     entries = [
-        {"title": question.title, "sheet": question.exercise or None, "location": question.location or None,
-         "points": question.points}
+        {
+            "title": question.title,
+            "sheet": question.exercise or None,
+            "location": question.location or None,
+            "points": question.points,
+        }
         for question in selected_exam.questions
-    ]  # fmt: skip
+    ]
     files = [str(path) for path in paths]
     emit(
         json,

@@ -69,7 +69,7 @@ def test_errors_are_subclasses_of_builtin_errors():
 
 def test_check_and_cost_are_functions_after_importing_their_packages():
     import clearhead.analysis.checks
-    import clearhead.analysis.cost.compare
+    import clearhead.analysis.cost.layer_comparison
 
     assert inspect.isfunction(clearhead.cost)
     assert inspect.isfunction(clearhead.check)

@@ -54,7 +54,7 @@ conversation: list[dict[str, str]] = [{"role": "user", "content": "Hello"}]
 """
 # Expressions of a user, and their types.
 TYPES = {
-    "ch.check(model)": "clearhead.analysis.checks.report.CheckReport",
+    "ch.check(model)": "clearhead.analysis.checks.check_report.CheckReport",
     "ch.cost(model, tokens=7)": "clearhead.analysis.cost.result.Cost",
     "ch.attend(x, x, x, masks.causal())": "torch._tensor.Tensor",
     "ch.load('shakespeare')": "clearhead.models.decoder.Decoder",

@@ -14,7 +14,7 @@ modules with typical errors.
 
 from __future__ import annotations
 
-from clearhead.analysis.checks.report import CheckReport, Finding, Verdict
+from clearhead.analysis.checks.check_report import CheckReport, Finding, Verdict
 from clearhead.analysis.checks.runner import NAMES, check
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import (

@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from clearhead._core.call_types import Kwargs
 from clearhead._core.validation import check_int, validate
+from clearhead.analysis.checks.check_report import CheckReport, Finding, Verdict
 from clearhead.analysis.checks.harness import LENGTH, Harness, describe_inputs, reason
 from clearhead.analysis.checks.properties import Property, causality, invariance, numbers, padding, worst
-from clearhead.analysis.checks.report import CheckReport, Finding, Verdict
 from clearhead.analysis.inputs.infer_spec import spec_for
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.errors import ConfigError

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clearhead.analysis.checks.report import CheckReport, Verdict
+from clearhead.analysis.checks.check_report import CheckReport, Verdict
 from clearhead.analysis.checks.runner import check
 
 

@@ -215,9 +215,7 @@ def _gpu_attention(
         return ops._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
     if q.dim() != 4 or q.shape[1] != k.shape[1] or q.element_size() == 8:
         math_attention = ops._scaled_dot_product_attention_math
-        return math_attention(
-            q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]  # fmt: skip
+        return math_attention(q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(~attn_mask, -math.inf)
@@ -237,8 +235,11 @@ def _gpu_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None,
 
 
 _GPU_FUNCTIONS: dict[object, Callable[..., Tensor]] = {
-    F.dropout: _gpu_dropout, torch.dropout: _gpu_dropout, F.rms_norm: _gpu_rms_norm, torch.rms_norm: _gpu_rms_norm,
-}  # fmt: skip
+    F.dropout: _gpu_dropout,
+    torch.dropout: _gpu_dropout,
+    F.rms_norm: _gpu_rms_norm,
+    torch.rms_norm: _gpu_rms_norm,
+}
 
 _PATCHES: tuple[tuple[str, str, Callable[..., object]], ...] = (
     ("transformers.masking_utils", "find_packed_sequence_indices", lambda *_, **__: None),

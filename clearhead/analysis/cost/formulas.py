@@ -24,7 +24,7 @@ from torch import nn
 from clearhead._core.call_types import Kwargs
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.dispatch import PAIR_SYMBOLS
-from clearhead.analysis.cost.recorder import ExecutionLog, normalize_path
+from clearhead.analysis.cost.op_recorder import ExecutionLog, normalize_path
 from clearhead.analysis.inputs.example import Tokens
 from clearhead.errors import ClearheadError
 

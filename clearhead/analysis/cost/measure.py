@@ -18,8 +18,8 @@ from torch import nn
 from clearhead._core.call_types import Kwargs
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.machine import Machine, dtype_name
+from clearhead.analysis.cost.op_recorder import OpRecorder
 from clearhead.analysis.cost.predict import build_module, cost, model_builder, preset, set_impl
-from clearhead.analysis.cost.recorder import OpRecorder
 from clearhead.analysis.cost.result import Cost
 from clearhead.analysis.cost.timing import on_device, one_thread, peak_of, time_of
 from clearhead.analysis.inputs.example import Example, Tokens, example
@@ -139,8 +139,10 @@ def _attention_rates(
 
 
 _KERNEL_RATES: dict[str, Callable[[torch.device, torch.dtype], tuple[float, float]]] = {
-    "unaligned_gemm": _odd_rates, "unaligned_convolution": _convolution_rates, "attention": _attention_rates,
-}  # fmt: skip
+    "unaligned_gemm": _odd_rates,
+    "unaligned_convolution": _convolution_rates,
+    "attention": _attention_rates,
+}
 
 
 def _bandwidth(device: torch.device, n_bytes: int) -> float:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fa
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import check_int, lookup
 from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicProbe, layer_lists, prime_sizes, size_symbols
-from clearhead.analysis.cost.recorder import ExecutionLog, record_execution
+from clearhead.analysis.cost.op_recorder import ExecutionLog, record_execution
 from clearhead.analysis.cost.result import Cost
 from clearhead.analysis.inputs.example import Example, Tokens, example
 from clearhead.errors import ConfigError, DtypeError, ImplementationError, ShapeError

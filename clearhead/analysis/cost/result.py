@@ -15,6 +15,7 @@ from clearhead._core.text_tables import html_table, table
 from clearhead.analysis.cost.dispatch import device_plan
 from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicCount
 from clearhead.analysis.cost.machine import Machine, dtype_name
+from clearhead.analysis.cost.op_recorder import ExecutionLog, TermKey, normalize_path
 from clearhead.analysis.cost.operators import Ceiling, KernelCost
 from clearhead.analysis.cost.quantities import (
     AttentionPairs,
@@ -24,7 +25,6 @@ from clearhead.analysis.cost.quantities import (
     readable_bytes,
     readable_count,
 )
-from clearhead.analysis.cost.recorder import ExecutionLog, TermKey, normalize_path
 
 ADAM_STATES = 2  # values that AdamW stores per parameter
 PathTerms = Iterator[tuple[str, int]]

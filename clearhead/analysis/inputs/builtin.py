@@ -84,10 +84,17 @@ def _encoder(model: models.Encoder | models.Decoder) -> ModuleSpec:
     config = model.config
     mask = config.union_mask(config.mask)
     return ModuleSpec(
-        model, inputs=Ids(config.vocab_size), run=_run_stack, mask=mask, layers=config.n_layers,
-        layer_masks=config.layer_masks, positions=not isinstance(config.positions, NoPE),
-        max_len=_max_len(config), takes_padding=not mask.depends_on_length, left_padding=is_translation_invariant(mask),
-    )  # fmt: skip
+        model,
+        inputs=Ids(config.vocab_size),
+        run=_run_stack,
+        mask=mask,
+        layers=config.n_layers,
+        layer_masks=config.layer_masks,
+        positions=not isinstance(config.positions, NoPE),
+        max_len=_max_len(config),
+        takes_padding=not mask.depends_on_length,
+        left_padding=is_translation_invariant(mask),
+    )
 
 
 def _decoder(model: models.Decoder) -> ModuleSpec | None:
@@ -102,14 +109,21 @@ def _encoder_decoder(model: models.EncoderDecoder) -> ModuleSpec:
     source = config.union_mask(config.encoder_mask)
     takes_text = config.n_features is None  # convolutions ignore masks
     return ModuleSpec(
-        model, inputs=Ids(config.vocab_size),
+        model,
+        inputs=Ids(config.vocab_size),
         source=Ids(config.source_vocab_size or config.vocab_size) if takes_text else Embeddings(config.n_features or 0),
-        run=_run_encoder_decoder, mask=mask, layers=config.n_decoder_layers, layer_masks=config.layer_masks,
-        positions=not isinstance(config.positions, NoPE), max_len=_max_len(config), caching=_caching(mask),
+        run=_run_encoder_decoder,
+        mask=mask,
+        layers=config.n_decoder_layers,
+        layer_masks=config.layer_masks,
+        positions=not isinstance(config.positions, NoPE),
+        max_len=_max_len(config),
+        caching=_caching(mask),
         takes_padding=takes_text and not source.depends_on_length,
         left_padding=takes_text and is_translation_invariant(source),
-        takes_target_padding=not mask.depends_on_length, left_target_padding=is_translation_invariant(mask),
-    )  # fmt: skip
+        takes_target_padding=not mask.depends_on_length,
+        left_target_padding=is_translation_invariant(mask),
+    )
 
 
 def _speech(model: models.CTCEncoder) -> ModuleSpec:
@@ -121,10 +135,15 @@ def _speech(model: models.CTCEncoder) -> ModuleSpec:
         return model(batch.x.unflatten(-1, (-1, config.mel.n_mels)).flatten(1, 2), cache=batch.cache)
 
     return ModuleSpec(
-        model, inputs=Embeddings(config.frame_stacking * config.mel.n_mels), run=run, mask=config.mask | left_context,
-        layers=config.n_layers + 1, layer_masks=(left_context, *[config.mask] * config.n_layers), positions=True,
+        model,
+        inputs=Embeddings(config.frame_stacking * config.mel.n_mels),
+        run=run,
+        mask=config.mask | left_context,
+        layers=config.n_layers + 1,
+        layer_masks=(left_context, *[config.mask] * config.n_layers),
+        positions=True,
         caching=_caching(config.mask, truncate=None),
-    )  # fmt: skip
+    )
 
 
 def _dual(model: models.DualEncoder) -> ModuleSpec:
@@ -143,10 +162,15 @@ def _recurrent(model: models.Recurrent) -> ModuleSpec:
 def _recurrent_pair(model: models.RecurrentSeq2Seq) -> ModuleSpec:
     config = model.config
     return ModuleSpec(
-        model, inputs=Ids(config.vocab_size), source=Ids(config.source_vocab_size or config.vocab_size),
-        run=_run_recurrent_pair, mask=causal(), positions=True, takes_padding=True,
+        model,
+        inputs=Ids(config.vocab_size),
+        source=Ids(config.source_vocab_size or config.vocab_size),
+        run=_run_recurrent_pair,
+        mask=causal(),
+        positions=True,
+        takes_padding=True,
         caching=Caching(new=RecurrentCache, truncate=None),
-    )  # fmt: skip
+    )
 
 
 def _values(model: Any) -> ModuleSpec:
@@ -166,9 +190,14 @@ def _waveform(model: models.WaveformEncoder) -> ModuleSpec:
 
 def _attention(model: MultiHeadAttention) -> ModuleSpec:
     return ModuleSpec(
-        model, inputs=Embeddings(model.q_proj.in_features), run=_run_masked, mask=full(), layers=1,
-        positions=model.rotary is not None, takes_padding=True,
-    )  # fmt: skip
+        model,
+        inputs=Embeddings(model.q_proj.in_features),
+        run=_run_masked,
+        mask=full(),
+        layers=1,
+        positions=model.rotary is not None,
+        takes_padding=True,
+    )
 
 
 def _block(model: Block) -> ModuleSpec | None:

@@ -55,22 +55,33 @@ def _transformers(model: ThirdParty) -> ModuleSpec | None:
         # Only relative positions allow a shifted source, because positions cannot be passed to the encoder.
         is_relative = hasattr(config, "relative_attention_num_buckets")
         return ModuleSpec(
-            model, **common, source=Ids(vocab), run=_run_pair, mask=causal(), takes_padding=True,
-            left_padding=is_relative, left_target_padding=is_relative,
-            takes_target_padding="decoder_attention_mask" in names, caching=_transformers_cache(pair=True),
-        )  # fmt: skip
+            model,
+            **common,
+            source=Ids(vocab),
+            run=_run_pair,
+            mask=causal(),
+            takes_padding=True,
+            left_padding=is_relative,
+            left_target_padding=is_relative,
+            takes_target_padding="decoder_attention_mask" in names,
+            caching=_transformers_cache(pair=True),
+        )
     is_causal = type(model).__name__.endswith("ForCausalLM") or any(
         getattr(part, "is_causal", False) is True for part in model.modules()
     )
     # Declared factor of the scores: 1/√scalar in Gemma 2, or the multiplier of Granite.
     scalar = getattr(config, "query_pre_attn_scalar", None)
     return ModuleSpec(
-        model, **common, run=partial(_run_ids, first=_first_position(model) if "position_ids" in names else None),
-        mask=_pattern(config) if is_causal else full(), layers=getattr(config, "num_hidden_layers", None),
+        model,
+        **common,
+        run=partial(_run_ids, first=_first_position(model) if "position_ids" in names else None),
+        mask=_pattern(config) if is_causal else full(),
+        layers=getattr(config, "num_hidden_layers", None),
         scale=getattr(config, "attention_multiplier", None) if scalar is None else scalar**-0.5,
-        takes_padding="attention_mask" in names, left_padding="position_ids" in names,
+        takes_padding="attention_mask" in names,
+        left_padding="position_ids" in names,
         caching=_transformers_cache(pair=False) if is_causal and "past_key_values" in names else None,
-    )  # fmt: skip
+    )
 
 
 def _first_position(model: nn.Module) -> int:
@@ -208,19 +219,32 @@ def _x_transformers(model: ThirdParty) -> ModuleSpec | None:
     if kind == "XTransformer":
         net = model.decoder.net
         return ModuleSpec(
-            model, name="x-transformers XTransformer", inputs=_token_ids(net), source=_token_ids(model.encoder),
-            run=_run_x_pair, mask=_x_mask(net.attn_layers), positions=True, takes_padding=True,
-            takes_target_padding=True, max_len=min(net.max_seq_len, model.encoder.max_seq_len),
-        )  # fmt: skip
+            model,
+            name="x-transformers XTransformer",
+            inputs=_token_ids(net),
+            source=_token_ids(model.encoder),
+            run=_run_x_pair,
+            mask=_x_mask(net.attn_layers),
+            positions=True,
+            takes_padding=True,
+            takes_target_padding=True,
+            max_len=min(net.max_seq_len, model.encoder.max_seq_len),
+        )
     if kind != "TransformerWrapper" or model.attn_layers.cross_attend:
         return None
     layers = model.attn_layers
     return ModuleSpec(
-        model, name=f"x-transformers {type(layers).__name__}", inputs=_token_ids(model), run=_run_x,
-        mask=_x_mask(layers), layers=sum(type(part).__name__ == "Attention" for part in layers.modules()),
-        positions=True, takes_padding=True,
-        caching=Caching(new=_XTransformersCache) if layers.causal else None, max_len=model.max_seq_len,
-    )  # fmt: skip
+        model,
+        name=f"x-transformers {type(layers).__name__}",
+        inputs=_token_ids(model),
+        run=_run_x,
+        mask=_x_mask(layers),
+        layers=sum(type(part).__name__ == "Attention" for part in layers.modules()),
+        positions=True,
+        takes_padding=True,
+        caching=Caching(new=_XTransformersCache) if layers.causal else None,
+        max_len=model.max_seq_len,
+    )
 
 
 class _XTransformersCache:

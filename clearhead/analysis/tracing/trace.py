@@ -31,10 +31,10 @@ from clearhead.analysis.tracing.activation_store import (
     resolve_patterns,
     split_by_step,
 )
+from clearhead.analysis.tracing.attention_recorder import AttentionRecorder
 from clearhead.analysis.tracing.call_analysis import can_attend, is_attention_layer, modules_to_hook
 from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.recompute import AttentionCall, Indices, VersionedRef, resolve_indices, select_indices
-from clearhead.analysis.tracing.recorder import AttentionRecorder
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.hub import Pipeline

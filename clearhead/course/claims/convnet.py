@@ -29,9 +29,15 @@ PRINTED = """nn.Sequential(
 
 def network(width: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 5), nn.AvgPool2d(4), nn.ReLU(), nn.Conv2d(8, 16, 4, padding=1), nn.AvgPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(width, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 5),
+        nn.AvgPool2d(4),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 4, padding=1),
+        nn.AvgPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(width, 10),
+    )
 
 
 @claim(

@@ -113,12 +113,18 @@ def _solve_source(source: ProblemSource, student_values: dict[str, Matrix]) -> W
     source.allow_keys(*COMMON, *PROBLEM_TYPES[kind].keys)
     PROBLEM_TYPES[kind].solve(source, sheet)
     return Worksheet(
-        name=source.name.removesuffix(".toml"), kind=kind, title=_fill(source, "title", kind),
-        steps=tuple(sheet.steps), checks=tuple(sheet.checks), source=source.text("source"),
-        question=_fill(source, "question", computed=sheet.texts).strip(), texts=sheet.texts,
+        name=source.name.removesuffix(".toml"),
+        kind=kind,
+        title=_fill(source, "title", kind),
+        steps=tuple(sheet.steps),
+        checks=tuple(sheet.checks),
+        source=source.text("source"),
+        question=_fill(source, "question", computed=sheet.texts).strip(),
+        texts=sheet.texts,
         remarks=(*sheet.remarks, *source.names("remarks")),
-        comparisons=compare(source, sheet.steps), problem=source.values,
-    )  # fmt: skip
+        comparisons=compare(source, sheet.steps),
+        problem=source.values,
+    )
 
 
 def solve_again(

@@ -102,8 +102,11 @@ def grade_program(name: str, path: Path) -> ProgramGrade:
     graded = ProgramGrade(name, graded_cases)
     if graded.is_right:
         return graded
-    explanations = (why for why, other in _with_mistakes(text, function)
-            if all(_is_close(got, _run(other, arguments, path)) for _, arguments, got in results))  # fmt: skip
+    explanations = (
+        why
+        for why, other in _with_mistakes(text, function)
+        if all(_is_close(got, _run(other, arguments, path)) for _, arguments, got in results)
+    )
     return replace(graded, because=next(explanations, ()))
 
 

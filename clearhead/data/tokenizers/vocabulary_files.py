@@ -6,11 +6,11 @@ tokenizer_config.json, or follows from `model_type` in its config.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead._core.atomic_io import read_json
 from clearhead.data.tokenizers.base import TOKENIZERS_MISSING
 from clearhead.errors import DataError, StorageError, optional_dependency
 
@@ -150,14 +150,6 @@ def _named_tokens(settings: Mapping[str, Any], roles: dict[str, str]) -> dict[st
     return names
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> Any:
     """Return the object of a JSON file; empty if there is none."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise StorageError(f"{path} is not an object of JSON")
-    return data
+    return read_json(path) if path.is_file() else {}

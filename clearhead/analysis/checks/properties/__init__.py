@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from clearhead.analysis.checks.check_report import LARGEST_DIFFERENCE
 from clearhead.analysis.checks.harness import Harness
-from clearhead.analysis.checks.report import LARGEST_DIFFERENCE
 from clearhead.analysis.checks.rounding import difference
 from clearhead.analysis.inputs.module_spec import CallInputs
 

@@ -281,9 +281,15 @@ class NoDropout(TorchFunctionMode):
 
 
 _DROPOUTS = (
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.dropout,
     torch.dropout_,
-)  # fmt: skip
+)
 
 
 def without_dropout(module: nn.Module) -> None:

@@ -36,8 +36,21 @@ from clearhead.course.exercises.sheet import ExactGrid, NumericCheck, WorksheetB
 from clearhead.course.exercises.source import ProblemSource, ProblemValues
 
 KEYS = ("given", "titles", "symbols", "general", "needs", "vary", "step", "model")
-_STEP = ("key", "title", "symbol", "is", "formula", "latex", "note", "rows", "columns", "letters", "equals", "always",
-         "at_most")  # fmt: skip
+_STEP = (
+    "key",
+    "title",
+    "symbol",
+    "is",
+    "formula",
+    "latex",
+    "note",
+    "rows",
+    "columns",
+    "letters",
+    "equals",
+    "always",
+    "at_most",
+)
 _COMPARISONS = {
     "==": is_equal,
     "!=": lambda a, b: not is_equal(a, b),
@@ -265,8 +278,15 @@ def _step(
     for claim, says in _CLAIMS.items():
         if claim in block.values:
             notes.append(says.format(format_expression(_parse(block, claim, block.text(claim), names), symbols)))
-    return WorksheetStep(key, block.text("title", symbol), _grid(source, block, cells), symbol, plain,
-                block.text("latex", latex), " ".join(notes).strip())  # fmt: skip
+    return WorksheetStep(
+        key,
+        block.text("title", symbol),
+        _grid(source, block, cells),
+        symbol,
+        plain,
+        block.text("latex", latex),
+        " ".join(notes).strip(),
+    )
 
 
 def _grid(source: ProblemSource, block: ProblemSource | None, cells: Matrix) -> ExactGrid:

@@ -146,20 +146,26 @@ def schedule(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     ]
     sheet.add_given({"lr_max": lr_max, "warmup": sympy.Integer(warmup), "total": sympy.Integer(total)})
     fractions = sheet.add(
-        "fraction", "Fraction of the phase", ExactGrid.of(cells, names, ["phase", "f"]), "f",
+        "fraction",
+        "Fraction of the phase",
+        ExactGrid.of(cells, names, ["phase", "f"]),
+        "f",
         "rising: f = step / warmup; falling: f = (step − warmup) / (total − warmup)",
         r"f = \frac{s}{w} \text{ if } s \le w, \quad f = \frac{s - w}{n - w} \text{ otherwise}",
-    )  # fmt: skip
+    )
     rates = [
         [lr_max * (f if step <= warmup else (1 + sympy.cos(sympy.pi * f)) / 2)]
         for step, [f] in zip(steps, fractions, strict=True)
     ]
     sheet.add(
-        "rate", "Learning rate", ExactGrid.of(rates, names, ["lr"]), "lr",
+        "rate",
+        "Learning rate",
+        ExactGrid.of(rates, names, ["lr"]),
+        "lr",
         "rising: lr = lr_max·f; falling: lr = lr_max·(1 + cos(π·f)) / 2",
         r"\mathrm{lr} = \mathrm{lr}_{\max} f \text{ if } s \le w, \quad "
         r"\mathrm{lr} = \tfrac12 \mathrm{lr}_{\max} (1 + \cos \pi f) \text{ otherwise}",
-    )  # fmt: skip
+    )
     rate = WarmupCosine(as_float(lr_max), warmup, total)
     sheet.check("training.WarmupCosine in float64", (rates, [[rate(step)] for step in steps]))
 

@@ -100,12 +100,21 @@ def _encoder_decoder(inputs: Values) -> Outputs:
     """Run the model with these parameters; W_Q is scaled so that the scores are divided by T."""
     V, M = inputs["E_t"].shape
     config = EncoderDecoderConfig(
-        vocab_size=V, source_vocab_size=len(inputs["E_s"]), max_len=len(inputs["pos"]), d_model=M, n_heads=1,
-        d_head=inputs["Q_e"].shape[1], d_ff=inputs["A_e"].shape[1], bias=False, norm=LayerNorm(eps=_TINY, bias=False),
-        residual=PostNorm(), activation=ReLU(), positions=LearnedPositions(max_len=len(inputs["pos"])),
+        vocab_size=V,
+        source_vocab_size=len(inputs["E_s"]),
+        max_len=len(inputs["pos"]),
+        d_model=M,
+        n_heads=1,
+        d_head=inputs["Q_e"].shape[1],
+        d_ff=inputs["A_e"].shape[1],
+        bias=False,
+        norm=LayerNorm(eps=_TINY, bias=False),
+        residual=PostNorm(),
+        activation=ReLU(),
+        positions=LearnedPositions(max_len=len(inputs["pos"])),
         n_encoder_layers=1,
         n_decoder_layers=1,
-    )  # fmt: skip
+    )
     model = EncoderDecoder(config).double()
     scale = config.d_head**0.5 / max(float(inputs["T"]), _COLDEST) if config.d_head else 1.0
     block_paths = {"e": "encoder.blocks.0", "d": "decoder.blocks.0"}

@@ -29,17 +29,23 @@ def terminal(worksheet: Worksheet, style: Style = PLAIN) -> str:
         head = wrap(f"{block.step.title}   [{block.step.key}]{label}", bullet=f"{block.number}. ")
         return ["", *head, *wrap(block.step.formula, "   "), *["   " + line for line in _lines(block, style.width - 3)]]
 
-    lines = render(worksheet, style, {
-        "title": lambda title: [*wrap(title), "=" * max(map(len, wrap(title)))],
-        "source": wrap,
-        "question": lambda question: ["", *wrap(question)],
-        "step": step,
-        "legend": lambda legend: [line for letter, x in legend for line in wrap(f"{letter} = {x}", "   ")],
-        "note": lambda note: wrap(note, "   "),
-        "section": lambda section: [
-            "", section[0], *[line for sentence in section[1] for line in wrap(sentence, "   ", "-  ")],
-        ],
-    })  # fmt: skip
+    lines = render(
+        worksheet,
+        style,
+        {
+            "title": lambda title: [*wrap(title), "=" * max(map(len, wrap(title)))],
+            "source": wrap,
+            "question": lambda question: ["", *wrap(question)],
+            "step": step,
+            "legend": lambda legend: [line for letter, x in legend for line in wrap(f"{letter} = {x}", "   ")],
+            "note": lambda note: wrap(note, "   "),
+            "section": lambda section: [
+                "",
+                section[0],
+                *[line for sentence in section[1] for line in wrap(sentence, "   ", "-  ")],
+            ],
+        },
+    )
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -102,15 +108,22 @@ def _columns(block: StepBlock, cells: list[list[str]], width: int) -> list[str]:
 
 def markdown(worksheet: Worksheet, style: Style = PLAIN) -> str:
     """Render as Markdown with headings, tables and lists."""
-    parts = render(worksheet, style, {
-        "title": lambda title: [f"# {_escape(title)}"],
-        "source": lambda source: [_escape(source)],
-        "question": lambda question: [_escape(question)],
-        "step": _markdown_step,
-        "legend": lambda legend: ["\n".join(f"- {letter} = {_escape(value)}" for letter, value in legend)],
-        "note": lambda note: [_escape(note)],
-        "section": lambda section: [f"## {section[0]}", "\n".join(f"- {_escape(sentence)}" for sentence in section[1])],
-    })  # fmt: skip
+    parts = render(
+        worksheet,
+        style,
+        {
+            "title": lambda title: [f"# {_escape(title)}"],
+            "source": lambda source: [_escape(source)],
+            "question": lambda question: [_escape(question)],
+            "step": _markdown_step,
+            "legend": lambda legend: ["\n".join(f"- {letter} = {_escape(value)}" for letter, value in legend)],
+            "note": lambda note: [_escape(note)],
+            "section": lambda section: [
+                f"## {section[0]}",
+                "\n".join(f"- {_escape(sentence)}" for sentence in section[1]),
+            ],
+        },
+    )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -151,16 +164,20 @@ def html(worksheet: Worksheet, style: Style = PLAIN) -> str:
 
 def fragment(worksheet: Worksheet, style: Style = PLAIN) -> str:
     """Render as an HTML fragment for notebooks."""
-    parts = render(worksheet, style, {
-        "title": lambda title: [f'<div class="chw"><style>{_styles("sheet")}</style>', f"<h2>{escape(title)}</h2>"],
-        "source": lambda source: [f'<p class="source">{escape(source)}</p>'],
-        "question": lambda question: [f'<p class="question">{escape(question)}</p>'],
-        "step": _html_step,
-        "legend": lambda legend: [_list(f"{letter} = {_format_formula(value)}" for letter, value in legend)],
-        "note": lambda note: [f"<p>{escape(note)}</p>"],
-        "end": lambda _: ["</section>"],
-        "section": lambda section: [f"<section><h3>{section[0]}</h3>{_list(map(escape, section[1]))}</section>"],
-    })  # fmt: skip
+    parts = render(
+        worksheet,
+        style,
+        {
+            "title": lambda title: [f'<div class="chw"><style>{_styles("sheet")}</style>', f"<h2>{escape(title)}</h2>"],
+            "source": lambda source: [f'<p class="source">{escape(source)}</p>'],
+            "question": lambda question: [f'<p class="question">{escape(question)}</p>'],
+            "step": _html_step,
+            "legend": lambda legend: [_list(f"{letter} = {_format_formula(value)}" for letter, value in legend)],
+            "note": lambda note: [f"<p>{escape(note)}</p>"],
+            "end": lambda _: ["</section>"],
+            "section": lambda section: [f"<section><h3>{section[0]}</h3>{_list(map(escape, section[1]))}</section>"],
+        },
+    )
     return "\n".join([*parts, "</div>"])
 
 
