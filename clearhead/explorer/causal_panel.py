@@ -84,11 +84,48 @@ def measured_call(request: ModelRequest, step: int | None, context: RequestConte
     return MeasuredCall(pipeline, encoded.inputs, position, target, pipeline.tokenizer.tokens([target])[0])
 
 
+@dataclass(frozen=True, kw_only=True)
+class AblationRow:
+    """The changes of the measured output by ablating the parts of one attention layer and of its block.
+
+    Attributes:
+        path: Path of the attention layer.
+        heads: Change by each head.
+        layer: Change by the whole attention layer.
+        feed_forward_path: Path of the feed-forward network that belongs to the layer; None if there is none.
+        feed_forward: Change by the feed-forward network.
+        skip: Change if the block is skipped; None for an attention layer that is not the first one of its block.
+    """
+
+    path: str
+    heads: list[float]
+    layer: float
+    feed_forward_path: str | None
+    feed_forward: float | None
+    skip: float | None
+
+    def to_dict(self) -> JSONObject:
+        """Return plain data for JSON; parts that do not exist are left out."""
+        row: JSONObject = {"path": self.path, "heads": self.heads, "layer": self.layer}
+        if self.feed_forward_path is not None:
+            row["feed_forward"] = {"path": self.feed_forward_path, "value": self.feed_forward}
+        return row if self.skip is None else row | {"skip": self.skip}
+
+
 @action(CausalMapRequest)
 @torch.no_grad()
 def causal_map(request: CausalMapRequest, context: RequestContext) -> JSONObject:
     """Return the change of the measured output by each ablation, layer by layer."""
     call = measured_call(request, request.step, context)
+    rows, baseline = ablation_rows(request, call, context)
+    position = {"target": call.target_name, "position": call.position}
+    return {"rows": [row.to_dict() for row in rows], "baseline": baseline} | position
+
+
+def ablation_rows(
+    request: CausalMapRequest, call: MeasuredCall, context: RequestContext
+) -> tuple[list[AblationRow], float]:
+    """Return the row of each requested layer, and the measured output without ablation."""
     model = call.pipeline.model
     layers = attention_layers(model)
     for path in request.layers:
@@ -99,14 +136,13 @@ def causal_map(request: CausalMapRequest, context: RequestContext) -> JSONObject
     rows = []
     for i, path in enumerate(request.layers or layers):
         context.checkpoint(i, len(request.layers or layers), path)
-
         rows.append(_ablate_layer(request, call, metric, path, baseline))
-    return {"rows": rows, "baseline": baseline, "target": call.target_name, "position": call.position}
+    return rows, baseline
 
 
 def _ablate_layer(
     request: CausalMapRequest, call: MeasuredCall, metric: Metric, path: str, baseline: float
-) -> JSONObject:
+) -> AblationRow:
     """Return the changes by each head and by the whole attention layer, and of the rest of its block."""
     model = call.pipeline.model
 
@@ -115,13 +151,21 @@ def _ablate_layer(
         return _changes(result)
 
     block, _, name = path.rpartition(".")
-    row: JSONObject = {"path": path, "heads": ablate(path, "head"), "layer": ablate(path, "module")[0]}
-    if name == "attention":
-        feed_forward = f"{block}.feed_forward"
-        if feed_forward in dict(model.named_modules()):
-            row["feed_forward"] = {"path": feed_forward, "value": ablate(feed_forward, "module")[0]}
-        row["skip"] = float(metric(_without_block(model, block, call.args))) - baseline
-    return row
+    is_first = name == "attention"
+    feed_forward = f"{block}.feed_forward" if is_first and _has_module(model, f"{block}.feed_forward") else None
+    return AblationRow(
+        path=path,
+        heads=ablate(path, "head"),
+        layer=ablate(path, "module")[0],
+        feed_forward_path=feed_forward,
+        feed_forward=None if feed_forward is None else ablate(feed_forward, "module")[0],
+        skip=float(metric(_without_block(model, block, call.args))) - baseline if is_first else None,
+    )
+
+
+def _has_module(model: nn.Module, path: str) -> bool:
+    """Return whether a model has a module of this path."""
+    return path in dict(model.named_modules())
 
 
 def _changes(result: analysis.PatchingResult) -> list[float]:

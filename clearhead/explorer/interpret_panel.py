@@ -4,7 +4,7 @@ All computations are those of `clearhead.analysis`; this module selects position
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import torch
@@ -49,24 +49,49 @@ class NeuronRequest(ModelRequest):
     block: Annotated[int, Range(ge=0, le=10_000)] = 0
 
 
-@action(ModelRequest)
-@torch.no_grad()
-def logit_lens(request: ModelRequest, context: RequestContext) -> JSONObject:
-    """Return the top prediction after every block, for the last positions."""
-    encoded = with_answer(encode_input(request, context))
+@dataclass(frozen=True, kw_only=True)
+class LensView:
+    """The top prediction after every block, for the last positions of an input.
+
+    Attributes:
+        rows: "input", and the paths of the blocks.
+        positions: Positions of the columns.
+        tokens: Tokens at these positions.
+        texts: The most probable next token of each cell.
+        probabilities: Its probability.
+        ranks: Rank of the model's final prediction; 0 is the first.
+    """
+
+    rows: list[str]
+    positions: list[int]
+    tokens: list[str]
+    texts: list[list[str]]
+    probabilities: list[list[float]]
+    ranks: list[list[int]]
+
+
+def lens_view(encoded: EncodedInput) -> LensView:
+    """Return the top predictions for the last positions of an input."""
     names = encoded.pipeline.tokenizer.tokens
     n = len(encoded.input_ids)
     first = max(0, n - _MAX_POSITIONS, encoded.n_prompt - 1 if encoded.source_ids else 0)
     lens = analysis.logit_lens(encoded.pipeline.model, encoded.inputs, positions=list(range(first, n)))
     ids, probabilities = (x[:, 0, :, 0] for x in lens.top())
-    return {
-        "rows": ["input", *(path for path in lens.layers[1:])],
-        "positions": list(range(first, n)),
-        "tokens": names(encoded.input_ids[first:]),
-        "texts": [names(row) for row in ids.tolist()],
-        "probabilities": probabilities.tolist(),
-        "ranks": lens.ranks()[:, 0].tolist(),
-    }
+    return LensView(
+        rows=["input", *lens.layers[1:]],
+        positions=list(range(first, n)),
+        tokens=names(encoded.input_ids[first:]),
+        texts=[names(row) for row in ids.tolist()],
+        probabilities=probabilities.tolist(),
+        ranks=lens.ranks()[:, 0].tolist(),
+    )
+
+
+@action(ModelRequest)
+@torch.no_grad()
+def logit_lens(request: ModelRequest, context: RequestContext) -> JSONObject:
+    """Return the top prediction after every block, for the last positions."""
+    return asdict(lens_view(with_answer(encode_input(request, context))))
 
 
 # ---------------------------------------------------------------------- why this token
@@ -197,15 +222,15 @@ def _other_input(request: PatchingRequest, encoded: EncodedInput, context: Reque
 
 
 @dataclass(frozen=True, kw_only=True)
-class InductionRequest(EmptyRequest):
+class ModelNameRequest(EmptyRequest):
     """A model."""
 
     model: str
 
 
-@action(InductionRequest)
+@action(ModelNameRequest)
 @torch.no_grad()
-def induction(request: InductionRequest, context: RequestContext) -> JSONObject:
+def induction(request: ModelNameRequest, context: RequestContext) -> JSONObject:
     """Return the induction, duplicate-token and previous-token scores of every head on repeated random tokens."""
     model = context.registry.model(request.model).model
     if not isinstance(model, Decoder):

@@ -6,9 +6,11 @@ import contextlib
 import importlib
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -19,8 +21,12 @@ from clearhead._core.validation import Range, did_you_mean, lookup, require
 from clearhead.config import Validated, decode_variant
 from clearhead.errors import ClearheadError, ConfigError, ParseError
 from clearhead.explorer.worker_pool import ServerLimits
+from clearhead.training import checkpoint
+from clearhead.training.recipe import load_checkpoint_at
 
 Seed: TypeAlias = Annotated[int, Range(ge=0, le=(1 << 63) - 1)]  # what torch.Generator accepts
+
+_MAX_CHECKPOINTS = 3  # of all runs, that a worker keeps loaded
 
 # All actions that the page may request, by the module that defines them; they are imported when they are first used.
 _PANELS = {
@@ -31,6 +37,14 @@ _PANELS = {
     "causal_panel": ("causal_map",),
     "interpret_panel": ("logit_lens", "explain_token", "patching_grid", "induction", "neurons"),
     "tour_panel": ("tour",),
+    "comparison_panel": (
+        "compare_outputs",
+        "compare_attention",
+        "compare_lenses",
+        "compare_streams",
+        "compare_ablations",
+    ),
+    "training_panel": ("training_log", "training_frame"),
     "digit_panel": ("classify_digit",),
     "speech_panel": ("listen",),
     "mask_panel": ("mask", "mask_catalogue"),
@@ -107,6 +121,8 @@ class ModelRegistry:
         self.limits = limits
         self._load = cache(partial(hub.pipeline, device=device, dtype=getattr(torch, dtype)))
         self._pipelines: dict[str, hub.Pipeline] = {}
+        self._placement = {"device": device, "dtype": getattr(torch, dtype)}
+        self._checkpoints: OrderedDict[str, hub.Pipeline] = OrderedDict()  # the least recently used one first
 
     @property
     def names(self) -> list[str]:
@@ -121,16 +137,44 @@ class ModelRegistry:
             importlib.import_module(f"clearhead.explorer.{panel}")
 
     def model(self, name: str) -> hub.Pipeline:
-        """Return a model by its name.
+        """Return a model by its name, or a checkpoint of a run by the name of the run and a step: "letters@500".
 
         Raises:
             ConfigError: The page has no model of this name.
+            StorageError: The run has no checkpoint of this step.
         """
+        run, _, step = name.rpartition("@")
+        if name not in self.names and run in self.names and re.fullmatch(r"\d{1,12}", step):
+            return self._checkpoint(run, int(step))
         if name not in self.names:
             raise ConfigError(f"unknown model {name[:80]!r}; {did_you_mean(name, self.names)}")
         if name not in self._pipelines:  # messages contain the short name, not a path
             self._pipelines[name] = replace(self._load(self.sources[name]), name=name)
         return self._pipelines[name]
+
+    def run_folder(self, name: str) -> Path | None:
+        """Return the folder of the training run that a model of the page comes from, or None."""
+        folder = Path(self.sources[name])
+        is_run = name not in hub.names() and (folder / "train.toml").is_file()
+        return folder if is_run and checkpoint.steps(folder) else None
+
+    def checkpoint_steps(self, name: str) -> list[int]:
+        """Return the steps of the checkpoints of a run that exist now, in ascending order; empty for other models."""
+        folder = self.run_folder(name)
+        return [] if folder is None else sorted(checkpoint.steps(folder))
+
+    def _checkpoint(self, run: str, step: int) -> hub.Pipeline:
+        """Return the model of a run at a step; a few checkpoints stay loaded."""
+        name, folder = f"{run}@{step}", self.run_folder(run)
+        if folder is None:
+            raise ConfigError(f"{run} has no checkpoints; it is not the folder of a training run")
+        if name not in self._checkpoints:
+            model = load_checkpoint_at(folder, step).to(**self._placement)
+            self._checkpoints[name] = replace(self.model(run), name=name, model=model)
+        self._checkpoints.move_to_end(name)
+        while len(self._checkpoints) > _MAX_CHECKPOINTS:
+            self._checkpoints.popitem(last=False)
+        return self._checkpoints[name]
 
     def run(self, name: str, fields: JSONObject, context: RequestContext) -> JSONObject:
         """Run an action.

@@ -38,6 +38,14 @@ _EXAMPLES = {
     "shakespeare": ("ROMEO:\n", "First Citizen:\nBefore we proceed any further, hear me", "To be, or not to be"),
     "sort-dedup": ("D A A C B A", "Q W E R T Y", "H E L L O"),
 }
+# Two texts that differ by a word, and whose runs are worth comparing.
+_CONTRASTS = {
+    "sort-dedup": ("D A A C B A", "D A A C E A"),
+    "translation": ("The house is red.", "The car is red."),
+    "text": ("The capital of France is", "The capital of Italy is"),
+    "chat": ("What is the capital of France?", "What is the capital of Italy?"),
+    "shakespeare": ("ROMEO:\nMy", "JULIET:\nMy"),
+}
 _TASK_EXAMPLES = {
     "sort-dedup": _EXAMPLES["sort-dedup"],
     "translation": ("How are you?", "The house is red."),
@@ -75,7 +83,11 @@ def models(request: EmptyRequest, context: RequestContext) -> JSONObject:
     """Return the models of this page: task, architecture and size of each."""
     registry = context.registry
     limit = registry.limits.max_tokens
-    return {"models": [_describe_model(registry.model(name), name, limit) for name in registry.names]}
+    descriptions = []
+    for name in registry.names:
+        checkpoints = [f"{name}@{step}" for step in registry.checkpoint_steps(name)]
+        descriptions.append(_describe_model(registry.model(name), name, limit) | {"checkpoints": checkpoints})
+    return {"models": descriptions}
 
 
 def _describe_model(pipeline: Pipeline, name: str, limit: int) -> JSONObject:
@@ -108,6 +120,7 @@ def _describe_model(pipeline: Pipeline, name: str, limit: int) -> JSONObject:
         "image_size": getattr(model.config, "image_size", None),
         "sample_rate": model.config.mel.sample_rate if isinstance(model, CTCEncoder) else None,
         "examples": examples or ("The cat sat on the mat.",),
+        "contrast": _CONTRASTS.get(name) or _CONTRASTS.get("chat" if has_chat else pipeline.task, ()),
     }
 
 

@@ -174,6 +174,18 @@ def valid_checkpoints(run: Path, *, fingerprint: str | None = None) -> Iterator[
             warn_of(error)
 
 
+def open_at(run: Path, step: int) -> Checkpoint:
+    """Return the verified checkpoint of a step.
+
+    Raises:
+        StorageError: The run has no checkpoint of this step, or it is not valid.
+    """
+    if step not in (existing := steps(run)):
+        stored = ", ".join(f"{i:,}" for i in sorted(existing)[-4:]) or "none"
+        raise StorageError(f"the run has no checkpoint of step {step:,}; its newest checkpoints are: {stored}")
+    return _open(run / f"step-{step:08d}", step, None)
+
+
 def warn_of(error: Exception) -> None:
     """Warn that a checkpoint is skipped."""
     warnings.warn(f"{error}; the previous checkpoint is used", RuntimeWarning, stacklevel=3)

@@ -303,6 +303,22 @@ def load_newest_checkpoint(run: Path) -> tuple[nn.Module, int]:
     return model.eval(), newest.step
 
 
+def load_checkpoint_at(run: Path, step: int) -> nn.Module:
+    """Load the model of a run as it was at a step: the trained parameters, not their average or the best ones.
+
+    Args:
+        run: Folder of the run, finished or not.
+        step: Step of a checkpoint.
+
+    Raises:
+        StorageError: The folder has no recipe, or no valid checkpoint of this step.
+    """
+    model = Recipe.load(run).model.build()
+    stored = checkpoint.open_at(run, step)
+    checkpoint.read(stored, {name: tensor.detach() for name, tensor in checkpoint.weights(model).items()})
+    return model.eval()
+
+
 def export(folder: Path, recipe: Recipe | None, weights: Mapping[str, Tensor], tokenizer: object) -> list[str]:
     """Write a model folder; without a recipe only the parameters.
 

@@ -3,7 +3,7 @@ import "./hover.js";
 import { make, toggle } from "./tools.js";
 
 const GROUPS = [
-  ["Model", [["model", "Run"], ["tour", "Tour"], ["intervention", "Interventions"], ["interpret", "Interpret"]]],
+  ["Model", [["model", "Run"], ["tour", "Tour"], ["intervention", "Interventions"], ["interpret", "Interpret"], ["comparison", "Compare"], ["training", "Training"]]],
   ["Learn", [["by_hand", "By hand"], ["mask", "Masks"], ["claims", "Claims"], ["exercises", "Exercises"]]],
   ["Plan", [["cost", "Cost"]]],
 ];

@@ -14,8 +14,8 @@ const shortCount = (n) => (n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e3 ? `
 
 export class Subject {
   // `accepts(model)` selects the models; `onRun(result)` and `onFail(error)` receive every run; `onModel()` a new model.
-  constructor({ state, signal, save, accepts = () => true, onRun, onFail = () => {}, onModel = () => {}, onLoading = () => {}, controls = [] }) {
-    Object.assign(this, { state, signal, save, accepts, onRun, onFail, onModel, onLoading });
+  constructor({ state, signal, save, accepts = () => true, onRun, onFail = () => {}, onModel = () => {}, onLoading = () => {}, onNone = null, controls = [] }) {
+    Object.assign(this, { state, signal, save, accepts, onRun, onFail, onModel, onLoading, onNone });
     this.requests = new Latest(signal);
     this.listing = new Latest(signal);
     Object.assign(this, { model: null, models: [], last: null, playing: null, step: null });
@@ -49,11 +49,19 @@ export class Subject {
   open() {
     listing ??= ask("models", {});
     this.listing.run(() => listing, ({ models }) => {
-      this.models = models.filter((model) => model.input && this.accepts(model)).sort((a, b) => b.can_generate - a.can_generate);
+      const checkpoints = models.flatMap((model) => model.checkpoints.map((name) => ({ ...model, name, run: model.name })));
+      this.models = [...models, ...checkpoints].filter((model) => model.input && this.accepts(model)).sort((a, b) => b.can_generate - a.can_generate);
+      if (!this.models.length && this.onNone) return this.onNone();
       if (!this.models.length) return this.onFail(new Error("no model of this page can be shown here; start it with en-es or shakespeare"));
-      this.pick.replaceChildren(...this.models.map(({ name }) => make("option", { value: name, textContent: name })));
+      this.pick.replaceChildren(...this.options());
       this.selectModel(this.state.model, true);
     }, (error) => { listing = null; this.onFail(error); });
+  }
+
+  // The options of a select of models: the checkpoints of a run follow the other models, in a group.
+  options() {
+    const option = ({ name }) => make("option", { value: name, textContent: name }), runs = [...new Set(this.models.map(({ run }) => run).filter(Boolean))];
+    return [...this.models.filter(({ run }) => !run).map(option), ...runs.map((name) => make("optgroup", { label: `Checkpoints of ${name}` }, ...this.models.filter(({ run }) => run === name).map(option)))];
   }
 
   selectModel(name, keepState = false) {
