@@ -53,7 +53,9 @@ class InterventionSpec(Validated):
 
 @dataclass(frozen=True, kw_only=True)
 class InterventionRequest(RunRequest):
-    """An input and what differs in the second forward pass. `layer` and `head` select the weights to show."""
+    """An input and what differs in the second forward pass. `layer` and `head` select the weights to show.
+
+    `step` is the generated token whose candidates are shown; by default those of the token after the last one."""
 
     interventions: tuple[InterventionSpec, ...] = ()
     patch_text: str = ""  # the text whose activations patches come from
@@ -62,6 +64,7 @@ class InterventionRequest(RunRequest):
     target_position: NonNegativeInt | None = None  # where a token is replaced
     replacement: str = ""
     head: NonNegativeInt | None = None
+    step: NonNegativeInt | None = None
 
     def validate(self) -> None:
         """Check the number of interventions."""
@@ -96,8 +99,8 @@ def intervene(request: InterventionRequest, context: RequestContext) -> JSONObje
     changes = analysis.compare(before, after)
     kl = changes.logits.kl[0].tolist() if changes.logits else []
     return {
-        "before": _summarize(encoded, before, layer, request.head),
-        "after": _summarize(edited, after, layer, request.head),
+        "before": _summarize(encoded, before, layer, request),
+        "after": _summarize(edited, after, layer, request),
         "writes": encoded.output_text,
         "now_writes": now_writes,
         "changes": changes.to_dict() | {"kl": [x if math.isfinite(x) else None for x in kl]},
@@ -250,9 +253,12 @@ def _modified_attention(layers: dict[str, MultiHeadAttention], mask: str, temper
         yield
 
 
-def _summarize(encoded: EncodedInput, trace: analysis.Trace, layer: str, head: int | None) -> JSONObject:
+def _summarize(encoded: EncodedInput, trace: analysis.Trace, layer: str, request: InterventionRequest) -> JSONObject:
     """Return what the page shows of one forward pass."""
-    probs = trace.output("")[0, -1].double().softmax(-1)
+    logits, head = trace.output("")[0], request.head
+    position = len(logits) - 1 if request.step is None else encoded.n_prompt - 1 + request.step
+    require(position < len(logits), f"step is {request.step}; expected at most {len(logits) - encoded.n_prompt}")
+    probs = logits[position].double().softmax(-1)
     best = probs.topk(min(_N_CANDIDATES, len(probs)))
     names = encoded.pipeline.tokenizer.tokens(best.indices)
     weights = trace.weights(layer, heads=head)[0].mean(0)  # (T, S)

@@ -15,10 +15,12 @@ from clearhead.analysis.inputs.model_inputs import run_logits
 from clearhead.analysis.views.attention_map import AttentionMap
 from clearhead.errors import ConfigError
 from clearhead.explorer.causal_panel import MeasuredCall, measured_call
-from clearhead.explorer.model_input import EncodedInput, ModelRequest, encode_input, with_answer
+from clearhead.explorer.interpret_panel import StepRequest
+from clearhead.explorer.model_input import EncodedInput, encode_input, with_answer
 from clearhead.explorer.request import RequestContext, action
 from clearhead.explorer.view_panel import attention_report
 
+_KINDS = {"attention": "self-attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
 _POSITIONAL = ("previous token", "next token", "first token", "diagonal", "same token", "induction")
 
 
@@ -36,20 +38,21 @@ class TourStep:
         return {"title": self.title, "sentence": self.sentence, "panel": self.panel, "state": self.state}
 
 
-@action(ModelRequest)
-def tour(request: ModelRequest, context: RequestContext) -> JSONObject:
-    """Return the steps of the tour of a run."""
+@action(StepRequest)
+def tour(request: StepRequest, context: RequestContext) -> JSONObject:
+    """Return the steps of the tour of a run; it explains one generated token, by default the least certain one."""
     encoded = with_answer(encode_input(request, context))
     if not encoded.generated_ids:
         raise ConfigError("nothing was generated; press All, and the tour explains the output")
     with torch.no_grad():
         probabilities = _probabilities(encoded)
-        step = min(range(len(probabilities)), key=probabilities.__getitem__)
+        least = min(range(len(probabilities)), key=probabilities.__getitem__)
+        step = least if request.step is None else min(request.step, len(probabilities) - 1)
         maps = attention_report(request, context).maps
         context.checkpoint(1, 4, "attention")
         steps = [
             _tokens(encoded),
-            _uncertainty(encoded, step, probabilities[step]),
+            _uncertainty(encoded, step, probabilities[step], is_least=step == least),
             _pattern(maps),
             _focus(maps, encoded, step),
         ]
@@ -76,18 +79,20 @@ def _tokens(encoded: EncodedInput) -> TourStep:
     return TourStep("Tokens", sentence, "model", {"view": "attention"})
 
 
-def _uncertainty(encoded: EncodedInput, step: int, probability: float) -> TourStep:
-    """Describe the least certain token."""
+def _uncertainty(encoded: EncodedInput, step: int, probability: float, *, is_least: bool) -> TourStep:
+    """Describe the explained token and its strongest alternative."""
     logits = encoded.logits(encoded.n_prompt - 1)[step]
     best = logits.softmax(-1).topk(2)
     names = encoded.pipeline.tokenizer.tokens([encoded.generated_ids[step], *best.indices.tolist()])
     other = names[1] if names[1] != names[0] else names[2]
     share = float(best.values[0 if names[1] != names[0] else 1])
+    share_text = f"{share:.2f}" if share >= 0.005 else "less than 0.01"
+    title = "The least certain token" if is_least else "The selected token"
     sentence = (
-        f"The least certain token is “{names[0].strip()}” with probability {probability:.2f}; the alternative is "
-        f"“{other.strip()}” with {share:.2f}. The next steps are about this token."
+        f"{title} is “{names[0].strip()}” with probability {probability:.2f}; the alternative is “{other.strip()}” "
+        f"with {share_text}. The next steps are about this token."
     )
-    return TourStep("The least certain token", sentence, "model", {"view": "beams"})
+    return TourStep(title, sentence, "model", {"view": "beams"})
 
 
 def _pattern(maps: Sequence[AttentionMap]) -> TourStep:
@@ -159,9 +164,10 @@ def _attribution(call: MeasuredCall, step: int, context: RequestContext) -> list
     attribution = analysis.attribute(model, call.args, call.metric)
     part = next(part for part in attribution.largest if part.kind in ("head", "feed-forward", "attention"))
     token = call.target_name.strip()
+    name = _part_name(part)
     why = (
-        f"{part.name} adds {part.value:+.2f} to the logit of “{token}”, which is {attribution.logit:.2f}: the largest "
-        f"direct contribution of {len(attribution.parts)} parts."
+        f"{name[0].upper()}{name[1:]} adds {part.value:+.2f} to the logit of “{token}”, which is "
+        f"{attribution.logit:.2f}: the largest direct contribution of {len(attribution.parts)} parts."
     )
     context.checkpoint(3, 4, "ablation")
     granularity = "module" if part.head is None else "head"
@@ -170,9 +176,21 @@ def _attribution(call: MeasuredCall, step: int, context: RequestContext) -> list
         logits = run_logits(model, call.args)
     change = float(result.change[0, part.head or 0])
     before = float(call.metric(logits))
-    effect = f"Without {part.name} the logit of “{token}” changes from {before:.2f} to {before + change:.2f}."
+    effect = f"Without {name} the logit of “{token}” changes from {before:.2f} to {before + change:.2f}."
     edits = f"{part.path}:{'' if part.head is None else part.head}:zero"
     return [
         TourStep("Why this token", why, "interpret", {"view": "why", "step": str(step)}),
         TourStep("The test", effect, "intervention", {"edits": edits, "step": str(step)}),
     ]
+
+
+def _part_name(part: analysis.LogitContribution) -> str:
+    """Return the name of a part in a sentence, such as "cross-attention head 3.1"."""
+    block, _, name = part.path.rpartition(".")
+    stack, _, index = block.rpartition(".blocks.")
+    kind = _KINDS.get(name)
+    if kind is None or not index.removeprefix("blocks.").isdigit():
+        return part.name
+    number = index.removeprefix("blocks.")
+    where = f"{stack} {kind}" if stack and name != "cross_attention" else kind
+    return f"{where} network of block {number}" if part.head is None else f"{where} head {number}.{part.head}"

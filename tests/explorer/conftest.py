@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.browser import BROWSER
 from tests.support.browser_tab import Tab
+from tests.support.training_run import train_letters
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ def serving(*options: str):
 def page():
     with serving("sort-dedup", "digits-vit", "digits-conv", "en-es", "spoken-digits", "--workers", "1") as client:
         client.post("models", {})  # wait until the worker has loaded its models
+        yield client
+
+
+@pytest.fixture(scope="session")
+def run_page(tmp_path_factory):
+    """A page that was started with the folder of a training run."""
+    folder = train_letters(tmp_path_factory.mktemp("runs") / "letters")
+    with serving(str(folder), "--workers", "1") as client:
+        client.post("models", {})
         yield client
 
 

@@ -56,6 +56,7 @@ async function draw() {
   else mount(context);
   if (hadFocus) at("view").querySelector("[tabindex='0']")?.focus();
   legend();
+  if (isMarkedNow && !stays) mark(isMarkedNow);
   wasDrawn = true; // from now on, scroll to the selection
   document.documentElement.dataset.ready = `${state.number}/${state.head}/${state.view}`;
 }
@@ -77,8 +78,10 @@ function preview(row, column = null, from = null) {
   document.dispatchEvent(new CustomEvent("reportpreview", { detail: { map: selectedMap(), row, column } })); // for a surrounding page
 }
 
+let isMarkedNow = null;
 // Mark the row and the columns for which `isMarked(map, axis, i)` is true, for a surrounding page.
 function mark(isMarked) {
+  isMarkedNow = isMarked; // a view that is drawn later shows the mark, too
   const map = selectedMap(), find = (axis, labels) => labels.findIndex((_, i) => isMarked(map, axis, i));
   const row = find("row", tokens(map.rows)), column = find("column", tokens(map.columns));
   current?.shade(row < 0 ? state.row : row, column < 0 ? null : column);
@@ -309,4 +312,6 @@ paint();
 isDark.addEventListener("change", paint, { signal });
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { if (signal.aborted) return; current = null; draw(); extras.forEach((extra) => extra.draw()); }, 150); }, { signal });
-const api = { go, state, mark };
+// Return the selected map for a surrounding page: its path, kind, stack, number of rows, and the head (null for the mean).
+const rowsOf = () => { const map = selectedMap(); return { path: map.path, kind: map.kind, stack: map.stack, length: tokens(map.rows).length, head: state.head >= map.heads ? null : state.head }; };
+const api = { go, state, mark, rowsOf };

@@ -3,6 +3,7 @@ import { diffLine } from "./diff.js";
 import { rowsOf } from "./causal_map.js";
 import { heatGrid } from "./heat.js";
 import { answerLine } from "./output.js";
+import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
 import { Latest, ask, choices, field, gauge, make, pane, progress, ready, routeError, status } from "./tools.js";
 
@@ -27,7 +28,7 @@ export function open(box, initial, { signal, remember }) {
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading() });
   const side = (name, line) => make("section", { className: "compared" }, make("h2", { className: "run-name", textContent: name }), line);
   const names = ["First", "Second"].map((name, i) => side(name, [answer, answer2][i]));
-  modelLayout(box, subject, make("div", { className: "pair" }, ...names), make("div", { className: "bar stage-bar" }, views), stage);
+  modelLayout(box, subject, make("div", { className: "pair" }, ...names), make("div", { className: "bar stage-bar" }, views, saveButton("comparison")), stage);
   let second = null, model2 = null;
 
   // Without a second run in the address, start with two texts that differ by a word.

@@ -1,6 +1,7 @@
 // Interpret: the logit lens, the reasons of one output token, activation patching, induction scores, and neurons.
 import { heatGrid } from "./heat.js";
 import { answerLine } from "./output.js";
+import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
 import { Latest, ask, choices, field, gauge, make, pane, progress, ready, routeError, status } from "./tools.js";
 
@@ -18,7 +19,7 @@ export function open(box, initial, { signal, remember }) {
   const other = field("A second text with the same number of tokens", make("input", { type: "text", value: state.other, className: "wide", on: { input(event) { state.other = event.target.value; save(); showView(300); } } }));
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading(),
     onModel: () => { views.querySelector('[data-name="induction"]').hidden = subject.model.architecture !== "Decoder"; if (state.view === "induction" && subject.model.architecture !== "Decoder") views.set(state.view = "lens"); } });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views), other, stage);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, saveButton("interpret")), other, stage);
 
   const step = () => (state.step !== "" && Number(state.step) < subject.last.steps.length ? Number(state.step) : Math.min(subject.shownStep, subject.last.steps.length));
 

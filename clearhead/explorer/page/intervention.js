@@ -4,6 +4,7 @@ import { diffLine } from "./diff.js";
 import { heatGrid } from "./heat.js";
 import { CausalMap } from "./causal_map.js";
 import { answerLine } from "./output.js";
+import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
 import { Latest, ask, button, choices, field, gauge, make, pane, ready, routeError, slider, status } from "./tools.js";
 
@@ -24,7 +25,7 @@ const format = (specs) => specs.map(({ path, heads, kind, factor, positions }) =
 export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial, mt: Number(initial.mt) || 1 }, requests = new Latest(signal), out = pane("changes"), mapPane = pane("map");
   const tool = { kind: "zero", factor: 0.5 }, save = () => remember(state, DEFAULTS); // what a click does
-  const answer = answerLine((step) => { subject.select(step); state.step = String(step); save(); map.load(subject, step); showAnswer(); });
+  const answer = answerLine((step) => { subject.select(step); state.step = String(step); save(); map.load(subject, step); showAnswer(); change({}); });
   const factor = slider("Factor", [-2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1.25, 1.5, 2, 3, 5], 0.5, (value) => { tool.factor = value; }, { min: -100, max: 100 });
   const textField = (label, name, more = {}) => field(label, make("input", { type: "text", value: state[name], on: { input(event) { change({ [name]: event.target.value }); } }, ...more }));
   const source = textField("Source text of patches", "source"), mask = textField("Additional mask (self-attention)", "mask", { className: "code", placeholder: "causal() & window(8, 0)", spellcheck: false });
@@ -35,7 +36,7 @@ export function open(box, initial, { signal, remember }) {
   const undo = button("Undo all", () => reset());
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel: () => { if (!known(state.edits)) state.edits = ""; }, onRun, onFail: (error) => out.fail(error.message), onLoading: () => out.loading() });
   const map = new CausalMap(mapPane, signal, { onClick: toggleCell, onShown: markCells, measure: state.measure, onMeasure: (measure) => { state.measure = measure; save(); } });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model makes the selected token? Click a cell to intervene there." }), undo), mapPane, out);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model makes the selected token? Click a cell to intervene there." }), make("div", { className: "form tight" }, undo, saveButton("interventions"))), mapPane, out);
   const fields = { mask, patch_text: source, replacement: token, target_position: at };
   let result = null;
 
@@ -101,7 +102,7 @@ export function open(box, initial, { signal, remember }) {
     if (state.at !== "" && !/^\d+$/.test(state.at.trim())) return at.problem(`expected a position, a whole number from 0 to ${subject.last.ids.length - 1}; the token is not replaced`);
     out.loading();
     const body = { ...subject.input, interventions: parse(state.edits), patch_text: state.source, mask: state.mask, attention_temperature: state.mt, temperature: subject.setting("t", "temperature"), seed: Number(state.seed),
-      target_position: state.at === "" ? null : Number(state.at), replacement: state.token, layer: state.layer, head: state.head === "" ? null : Number(state.head) };
+      target_position: state.at === "" ? null : Number(state.at), replacement: state.token, layer: state.layer, head: state.head === "" ? null : Number(state.head), step: subject.step };
     requests.run((stop) => ask("intervene", body, { signal: stop }), (arrived) => { result = arrived; showAnswer(); show(arrived); }, (error) => { routeError(error, fields, (message) => out.fail(message)); ready("error"); });
   }
 
@@ -109,7 +110,7 @@ export function open(box, initial, { signal, remember }) {
     const layers = subject.model.layers.map(({ path }) => path), nHeads = subject.model.layers.find(({ path }) => path === before.layer)?.n_heads ?? 0;
     const layer = field("Layer", make("select", { on: { change(event) { change({ layer: event.target.value, head: "" }); } } }, ...layers.map((path) => make("option", { value: path, textContent: path, selected: path === before.layer }))));
     const head = field("Head", make("select", { on: { change(event) { change({ head: event.target.value }); } } }, make("option", { value: "", textContent: "mean" }), ...Array.from({ length: nHeads }, (_, i) => make("option", { value: i, textContent: i, selected: String(i) === String(state.head) }))));
-    const logits = changes.logits, hasChanged = logits.kl_largest > 0, activations = [...changes.outputs.filter(({ path }) => path), ...changes.weights].filter(({ mean }) => mean !== 0);
+    const logits = changes.logits, hasChanged = logits.kl_largest > 0, isEdited = !undo.disabled, activations = [...changes.outputs.filter(({ path }) => path), ...changes.weights].filter(({ mean }) => mean !== 0);
     const largest = Math.max(1e-12, ...activations.map(({ mean }) => mean ?? 0));
     const side = (name, pass, title) => make("section", { className: "side" }, make("h3", { textContent: title }), weights(pass, title), bars(pass.candidates, name === "after" ? before.candidates : null));
     const kl = make("div", { className: "chips" }, ...after.tokens.map((text, i) => {
@@ -118,8 +119,8 @@ export function open(box, initial, { signal, remember }) {
       chip.style.setProperty("--w", `${Math.round(60 * Math.min(1, changes.kl[i] ?? 0))}%`);
       return chip;
     }));
-    out.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : "No change.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : ""), hasChanged ? kl : null,
-      make("div", { className: "form" }, layer, head), make("div", { className: "sides" }, side("before", before, "Original"), side("after", after, "With interventions")),
+    out.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No change: there is no intervention yet. Click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : ""), hasChanged ? kl : null,
+      make("div", { className: "form" }, layer, head), make("div", { className: "sides" }, side("before", before, "Original"), isEdited ? side("after", after, "With interventions") : null),
       make("div", { className: "answer top-gap" }, activations.length ? make("table", { className: "plain gauges" }, make("caption", { textContent: "Relative change of each output; share of attention that moved (means)" }), make("tbody", {}, ...activations.map(({ path, kind, mean }) =>
         make("tr", {}, make("th", { scope: "row", textContent: `${path} ${kind}` }), gauge((mean ?? largest) / largest), make("td", { textContent: mean === null ? "∞" : mean.toPrecision(3) }))))) : null, make("div", {}, make("h3", { textContent: "The same in Python" }), make("pre", { className: "python", tabIndex: 0, textContent: python }),
         button("Copy", async () => { await navigator.clipboard.writeText(python).then(() => status("copied"), () => status("the browser does not allow copying; select the text instead")); }))));
@@ -135,7 +136,7 @@ export function open(box, initial, { signal, remember }) {
       rows: labels(rowTokens, values.length, isSource ? "s" : "t", isCross ? 1 : 0), columns: labels(columnTokens, values[0].length, isSource || isCross ? "s" : "t", 0), values });
   }
 
-  const bars = (candidates, original) => make("table", { className: "plain probabilities" }, make("caption", { textContent: original ? "Next-token probabilities (tick: original)" : "Next-token probabilities" }), make("tbody", {},
+  const bars = (candidates, original) => make("table", { className: "plain probabilities" }, make("caption", { textContent: `${subject.step === null ? "Next token" : `Output token ${subject.step + 1}`}: probabilities${original ? " (tick: original)" : ""}` }), make("tbody", {},
     ...candidates.map(({ id, token: text, probability }) => make("tr", {}, make("th", { scope: "row", textContent: text }), gauge(probability, original?.find((candidate) => candidate.id === id)?.probability ?? null), make("td", { textContent: probability >= 0.001 ? probability.toFixed(3) : "<0.001" })))));
 
   subject.open();

@@ -16,11 +16,12 @@ export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial };
   state.width = Number(state.width);
   const requests = new Latest(signal), stage = pane("stage"), save = () => remember(state, DEFAULTS);
-  const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); });
+  const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); selectRow(step); });
   const views = choices("View", VIEWS, state.view, (view) => { Object.assign(state, { view, at: "" }); save(); showView(); });
+  const switchOff = make("a", { className: "act", href: "#intervention", hidden: true, title: "Open Interventions with this head set to zero", on: { pointerenter: linkHead, focus: linkHead, click: linkHead } }, "Switch this head off →");
   const subject = new Subject({ state, signal, save, onModel: showViews, onRun, onFail: (error) => (error.isEmpty ? stage.empty(error.message) : stage.fail(error.message)), onLoading: () => { requests.stop(); stage.loading(); } });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, button("Save as one page", savePage)), stage);
-  let viewEnd = new AbortController();
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, make("div", { className: "form tight" }, switchOff, button("Save as one page", savePage))), stage);
+  let viewEnd = new AbortController(), view = null;
 
   function showViews() {
     const { model } = subject, has = { attention: model.layers.length, steps: model.layers.length && model.input !== "audio", beams: model.can_generate, pixels: model.input === "image" };
@@ -37,9 +38,25 @@ export function open(box, initial, { signal, remember }) {
     showView();
   }
 
+  // Select the row that writes an output token in the attention view.
+  function selectRow(step) {
+    if (state.view !== "attention" || !view || subject.model.input !== "text" || !subject.model.can_generate) return;
+    const rows = view.rowsOf(), row = rows.kind === "cross" ? step : rows.stack.includes("encoder") ? null : subject.last.n_prompt - 1 + step;
+    if (row !== null && row < rows.length) view.go({ row });
+  }
+
+  // Let the link open Interventions with the selected head, or all heads of the layer, set to zero.
+  function linkHead() {
+    if (!view) return;
+    const { path, head } = view.rowsOf(), shared = Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
+    switchOff.href = `#intervention?${new URLSearchParams({ ...shared, edits: `${path}:${head ?? ""}:zero`, step: String(subject.shownStep), layer: path, ...(head === null ? {} : { head: String(head) }) })}`;
+  }
+
   // Show the view of the last run; typing waits until the text rests.
   function showView() {
     if (!subject.last) return;
+    view = null;
+    switchOff.hidden = true;
     const { model } = subject, length = subject.last.ids?.length ?? 0, isLong = length > LONG, wait = length > 96 ? 350 : 60;
     const ask_ = (action, more = {}) => (stop) => ask(action, { ...subject.input, ...more }, { signal: stop, onProgress: progress });
     const run = (send, show) => { stage.loading(); requests.run(send, (result) => { status(""); show(result, newSignal()); document.documentElement.dataset.shown = `${state.view} ${(result.maps ?? result.steps ?? result.nodes ?? result.models).length}`; }, fail, wait); };
@@ -47,7 +64,9 @@ export function open(box, initial, { signal, remember }) {
     if (isLong) state.layer ||= model.layers.at(-1).path;
     if (state.view === "attention") run(ask_("attention", { layer: isLong && !subject.last.source.length ? state.layer : "" }), (result, ended) => {
       const choice = result.maps.length < model.layers.length ? layerSelect(model.layers, state.layer, (layer) => { Object.assign(state, { layer, at: "" }); save(); showView(); }) : null;
-      attentionView(stage, result, place(), ended, choice);
+      view = attentionView(stage, result, place(), ended, choice);
+      switchOff.hidden = !model.can_generate;
+      if (subject.step !== null || !state.at) selectRow(subject.shownStep ?? 0);
       if (model.input === "image") showClass(result);
     });
     else if (state.view === "steps") run(ask_("walkthrough"), (result, ended) => { stepsView(stage, result, place(), ended); if (model.input === "image") showClass(result); });

@@ -1,18 +1,24 @@
 // Tour: seven steps about the current run. Every sentence is computed, and links to the view that shows it.
 import { answerLine } from "./output.js";
+import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
 import { Latest, ask, make, pane, progress, ready, status } from "./tools.js";
 
+// step: the output token that the tour explains ("": the least certain one).
+const DEFAULTS = { ...SUBJECT, step: "" };
+
 export function open(box, initial, { signal, remember }) {
-  const state = { ...SUBJECT, ...initial }, requests = new Latest(signal), stage = pane("tour-steps"), save = () => remember(state, SUBJECT);
-  const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); });
+  const state = { ...DEFAULTS, ...initial }, requests = new Latest(signal), stage = pane("tour-steps"), save = () => remember(state, DEFAULTS);
+  const answer = answerLine((step) => { state.step = String(step); save(); onRun(subject.last); });
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading() });
-  modelLayout(box, subject, answer, stage);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Seven computed sentences about one output token. Click another token of the output to ask about it." }), saveButton("tour")), stage);
 
   function onRun(run) {
-    answer.show(run, run.next ? null : subject.shownStep);
+    const step = state.step !== "" && Number(state.step) < run.steps.length ? Number(state.step) : null;
+    subject.select(step);
+    answer.show(run, step ?? (run.next ? null : subject.shownStep));
     stage.loading("Computing the tour …");
-    requests.run((stop) => ask("tour", subject.input, { signal: stop, onProgress: progress }), ({ steps }) => {
+    requests.run((stop) => ask("tour", { ...subject.input, step }, { signal: stop, onProgress: progress }), ({ steps }) => {
       status("");
       const shared = Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
       const hrefOf = ({ panel, state: place }) => `#${panel}?${new URLSearchParams({ ...shared, ...place })}`;

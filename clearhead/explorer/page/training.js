@@ -2,6 +2,7 @@
 // tokens: its attention, its logit lens and what it writes, beside the loss curve. The run may still be training.
 import { diffLine } from "./diff.js";
 import { heatGrid } from "./heat.js";
+import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
 import { Latest, ask, button, count, draw, make, pane, ready, saveButtons } from "./tools.js";
 
@@ -18,7 +19,7 @@ export function open(box, initial, { signal, remember }) {
   let log = null, playing = 0, polling = 0, sharpest = null;
   const range = make("input", { type: "range", min: 0, max: 0, value: 0, ariaLabel: "Checkpoint", on: { input() { pause(); select(log.steps[range.value]); } } });
   const play = button("▶ Play", () => (playing ? pause() : start())), where = make("output", { className: "where" });
-  const bar = make("div", { className: "bar stage-bar film-bar" }, play, range, where);
+  const bar = make("div", { className: "bar stage-bar film-bar" }, play, range, where, saveButton("training"));
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0 && model.checkpoints.length > 0 && !model.run, onModel: () => { frames.clear(); log = sharpest = null; },
     onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading(), onNone: () => { box.replaceChildren(make("h1", { textContent: "Training" }), stage); stage.empty(EMPTY); ready("training empty"); } });
   modelLayout(box, subject, bar, stage);

@@ -1,0 +1,32 @@
+// Saves what a panel shows as one self-contained HTML page: no scripts, styles in the file, canvases as images.
+import { button, download, make } from "./tools.js";
+
+// Create a button that saves the answer line and the stage of the current panel.
+export const saveButton = (name) => button("Save as one page", async () => download(`${name}.html`, new Blob([await standalonePage()], { type: "text/html" })), { title: "Save what is shown here as one HTML file" });
+
+async function standalonePage() {
+  const column = document.querySelector(".stage-column"), copy = column.cloneNode(true), styles = await Promise.all(["report.css", "explore.css"].map(async (name) => (await fetch(name)).text()));
+  const canvases = column.querySelectorAll("canvas");
+  copy.querySelectorAll("canvas").forEach((canvas, i) => canvas.replaceWith(make("img", { src: canvases[i].toDataURL(), alt: "", width: canvases[i].clientWidth, height: canvases[i].clientHeight })));
+  const values = column.querySelectorAll("select");
+  copy.querySelectorAll("select").forEach((select, i) => select.replaceWith(make("b", { textContent: values[i].selectedOptions[0]?.textContent ?? "" })));
+  for (const element of copy.querySelectorAll("input, .saving, .act, .choices button[aria-pressed=false], dialog, .pane-note")) element.remove();
+  for (const element of copy.querySelectorAll("button, [tabindex]")) for (const name of ["tabindex", "role"]) element.removeAttribute(name);
+  for (const element of copy.querySelectorAll("button")) { const span = make("span", { className: element.className, title: element.title }, ...element.childNodes); span.style.cssText = element.style.cssText; element.replaceWith(span); }
+  for (const link of copy.querySelectorAll("a")) link.replaceWith(make("span", {}, ...link.childNodes));
+  const facts = [...document.querySelectorAll(".subject .field select")].slice(0, 1).map((select) => select.value).join(" "), scheme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const page = document.implementation.createHTMLDocument(`${document.title}`);
+  page.documentElement.lang = "en";
+  page.head.append(Object.assign(page.createElement("meta"), { name: "viewport", content: "width=device-width, initial-scale=1" }), Object.assign(page.createElement("meta"), { name: "color-scheme", content: scheme }));
+  const policy = page.createElement("meta");
+  policy.httpEquiv = "Content-Security-Policy";
+  policy.content = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
+  // A saved page keeps the colors that cells were computed for.
+  const root = getComputedStyle(document.documentElement), colors = [...styles.join("").matchAll(/(--[a-z-]+):/g)].map(([, name]) => `${name}: ${root.getPropertyValue(name)} !important;`);
+  const style = Object.assign(page.createElement("style"), { textContent: `${styles.join("\n")}\n:root { ${[...new Set(colors)].join(" ")} }` });
+  page.head.prepend(Object.assign(page.createElement("meta"), {}), policy);
+  page.head.firstElementChild.setAttribute("charset", "utf-8");
+  page.head.append(style);
+  page.body.append(Object.assign(page.createElement("p"), { className: "note", textContent: `clearhead explorer · ${facts}` }), page.importNode(copy, true));
+  return `<!doctype html>\n${page.documentElement.outerHTML}\n`;
+}
