@@ -315,7 +315,7 @@ def load_checkpoint_at(run: Path, step: int) -> nn.Module:
     """
     model = Recipe.load(run).model.build()
     stored = checkpoint.open_at(run, step)
-    checkpoint.read(stored, {name: tensor.detach() for name, tensor in checkpoint.weights(model).items()})
+    checkpoint.read(stored, {name: tensor.detach() for name, tensor in checkpoint_tensors.weights(model).items()})
     return model.eval()
 
 

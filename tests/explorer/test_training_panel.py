@@ -11,7 +11,7 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.explorer.request import ModelRegistry, RequestContext
 from clearhead.explorer.worker_pool import ServerLimits
-from clearhead.training import checkpoint
+from clearhead.training import checkpoint, checkpoint_tensors
 from clearhead.training.recipe import Recipe, load_checkpoint_at
 from tests.support.training_run import train_letters
 
@@ -52,9 +52,9 @@ def test_training_frame_returns_the_weights_of_the_checkpoint(call, run_folder, 
     frame = call("training_frame", model="letters@3", **sorted_letters)
     model = load_checkpoint_at(run_folder, 3)
     stored = checkpoint.open_at(run_folder, 3)
-    expected = {name: torch.empty_like(tensor) for name, tensor in checkpoint.weights(model).items()}
+    expected = {name: torch.empty_like(tensor) for name, tensor in checkpoint_tensors.weights(model).items()}
     checkpoint.read(stored, expected)
-    for name, tensor in checkpoint.weights(model).items():
+    for name, tensor in checkpoint_tensors.weights(model).items():
         assert torch.equal(tensor, expected[name]), name
     map_ = frame["maps"][0]
     n = len(sorted_letters["ids"])

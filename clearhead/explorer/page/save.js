@@ -14,19 +14,24 @@ async function standalonePage() {
   for (const element of copy.querySelectorAll("button, [tabindex]")) for (const name of ["tabindex", "role"]) element.removeAttribute(name);
   for (const element of copy.querySelectorAll("button")) { const span = make("span", { className: element.className, title: element.title }, ...element.childNodes); span.style.cssText = element.style.cssText; element.replaceWith(span); }
   for (const link of copy.querySelectorAll("a")) link.replaceWith(make("span", {}, ...link.childNodes));
-  const facts = [...document.querySelectorAll(".subject .field select")].slice(0, 1).map((select) => select.value).join(" "), scheme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  const page = document.implementation.createHTMLDocument(`${document.title}`);
-  page.documentElement.lang = "en";
-  page.head.append(Object.assign(page.createElement("meta"), { name: "viewport", content: "width=device-width, initial-scale=1" }), Object.assign(page.createElement("meta"), { name: "color-scheme", content: scheme }));
-  const policy = page.createElement("meta");
-  policy.httpEquiv = "Content-Security-Policy";
-  policy.content = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
-  // A saved page keeps the colors that cells were computed for.
-  const root = getComputedStyle(document.documentElement), colors = [...styles.join("").matchAll(/(--[a-z-]+):/g)].map(([, name]) => `${name}: ${root.getPropertyValue(name)} !important;`);
-  const style = Object.assign(page.createElement("style"), { textContent: `${styles.join("\n")}\n:root { ${[...new Set(colors)].join(" ")} }` });
-  page.head.prepend(Object.assign(page.createElement("meta"), {}), policy);
-  page.head.firstElementChild.setAttribute("charset", "utf-8");
-  page.head.append(style);
-  page.body.append(Object.assign(page.createElement("p"), { className: "note", textContent: `clearhead explorer · ${facts}` }), page.importNode(copy, true));
-  return `<!doctype html>\n${page.documentElement.outerHTML}\n`;
+  // A saved page keeps the colors that its cells were computed for.
+  const root = getComputedStyle(document.documentElement), names = new Set([...styles.join("").matchAll(/(--[a-z-]+):/g)].map(([, name]) => name)), isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const colors = [...names].map((name) => `${name}: ${root.getPropertyValue(name)} !important;`).join(" "), model = document.querySelector(".subject select")?.value ?? "";
+  copy.prepend(make("p", { className: "note", textContent: `clearhead explorer · ${model} · ${document.title}` }));
+  return `<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="${isDark ? "dark" : "light"}">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>${document.title}</title>
+<style>${styles.join("\n")}
+:root { ${colors} }</style>
+</head>
+<body>
+${copy.outerHTML}
+</body>
+</html>
+`;
 }
