@@ -126,13 +126,13 @@ def compare_outputs(request: ComparisonRequest, context: RequestContext) -> JSON
     names = first.pipeline.tokenizer.tokens(first.generated_ids)
     second_names = second.pipeline.tokenizer.tokens(second.generated_ids)
     pairs = dict(pair_tokens(names, second_names))
-    own = [_output_probabilities(side) for side in (first, second)]
+    probs = [_output_probabilities(side) for side in (first, second)]
     is_comparable = _has_same_vocabulary(first, second)
     columns = []
     for i, id_ in enumerate(first.generated_ids):
         j = pairs.get(i)
-        other = None if j is None or not is_comparable else float(own[1][j, id_])
-        probability = float(own[0][i, id_])
+        other = None if j is None or not is_comparable else float(probs[1][j, id_])
+        probability = float(probs[0][i, id_])
         columns.append(
             {
                 "token": names[i],
