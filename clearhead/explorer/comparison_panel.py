@@ -59,24 +59,24 @@ class AblationComparisonRequest(ComparisonRequest):
 
 
 @dataclass(frozen=True)
-class Axis:
+class TokenPositions:
     """The positions of one axis of a view: their indices in the run, their tokens, and the stack, "s" or "t"."""
 
     positions: list[int]
     tokens: list[str]
     stack: str
 
-    def last(self, n: int) -> Axis:
+    def last(self, n: int) -> TokenPositions:
         """Return the last `n` positions."""
-        return Axis(self.positions[-n:], self.tokens[-n:], self.stack)
+        return TokenPositions(self.positions[-n:], self.tokens[-n:], self.stack)
 
 
 @dataclass(frozen=True)
 class LabeledMatrix:
     """Values with the tokens of their rows and columns; None where a value is not defined."""
 
-    rows: Axis
-    columns: Axis
+    rows: TokenPositions
+    columns: TokenPositions
     values: list[list[float | None]]
 
 
@@ -184,21 +184,26 @@ def compare_attention(request: AttentionComparisonRequest, context: RequestConte
     return {"rows": rows, "layer": layer, "head": head, "maps": maps}
 
 
-def attention_axes(encoded: EncodedInput, path: str) -> tuple[Axis, Axis]:
+def attention_axes(encoded: EncodedInput, path: str) -> tuple[TokenPositions, TokenPositions]:
     """Return rows and columns of an attention layer; a row of cross-attention is the token that it predicts."""
     names = encoded.pipeline.tokenizer.tokens
-    source = Axis(list(range(len(encoded.source_ids))), names(encoded.source_ids), "s")
-    target = Axis(list(range(len(encoded.input_ids))), names(encoded.input_ids), "t")
+    source = TokenPositions(list(range(len(encoded.source_ids))), names(encoded.source_ids), "s")
+    target = TokenPositions(list(range(len(encoded.input_ids))), names(encoded.input_ids), "t")
     if path.startswith("encoder"):
         return source, source
     if path.endswith("cross_attention"):
         n = len(encoded.input_ids)
         written = [*names(encoded.ids[1 : n + 1]), "next"][:n]
-        return Axis(list(range(1, n + 1)), written, "t"), source
+        return TokenPositions(list(range(1, n + 1)), written, "t"), source
     return target, target
 
 
-def _mean_distance(first: Tensor, second: Tensor, axes: tuple[Axis, Axis], other: tuple[Axis, Axis]) -> float:
+def _mean_distance(
+    first: Tensor,
+    second: Tensor,
+    axes: tuple[TokenPositions, TokenPositions],
+    other: tuple[TokenPositions, TokenPositions],
+) -> float:
     """Return the mean total variation of paired rows (T, S); unpaired columns count as one."""
     rows = pair_tokens(axes[0].tokens, other[0].tokens)
     columns = pair_tokens(axes[1].tokens, other[1].tokens)
@@ -223,7 +228,7 @@ def _head_to_show(request: AttentionComparisonRequest, distances: Mapping[str, l
     return layer, head
 
 
-def _last_positions(weights: Tensor, rows: Axis, columns: Axis) -> LabeledMatrix:
+def _last_positions(weights: Tensor, rows: TokenPositions, columns: TokenPositions) -> LabeledMatrix:
     """Return a matrix (T, S), cut to the last positions, with its tokens."""
     part = weights[-_MAX_POSITIONS:, -_MAX_POSITIONS:]
     values: list[list[float | None]] = [[round(value, 4) for value in row] for row in part.tolist()]
