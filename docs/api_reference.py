@@ -239,7 +239,7 @@ def packages() -> Iterator[tuple[str, str]]:
         parts += [
             table(
                 ("name", ""),
-                [(f"[`{name}`](#{_anchor(package, name, value)})", _summary(value)) for name, value in names.items()],
+                [(f"[`{name}`](#{anchor(package, name, value)})", _summary(value)) for name, value in names.items()],
             )
         ]
         parts += ["The examples below begin with:", fence(examples(package)[0], "python")]
@@ -248,7 +248,32 @@ def packages() -> Iterator[tuple[str, str]]:
         yield f"api-{package.replace('.', '-')}", "\n\n".join(part for part in parts if part)
 
 
-def _anchor(package: str, name: str, value: Any) -> str:
+def package_index() -> tuple[str, str]:
+    """Return the page that lists the packages with a sentence each, and the names of `clearhead` with links."""
+    import clearhead
+
+    rows, pages = [], {}
+    for package in PACKAGES:
+        module = importlib.import_module(f"clearhead.{package}")
+        page = f"api-{package.replace('.', '-')}"
+        rows.append((f"[`clearhead.{package}`]({page}.md)", _sentence(inspect.getdoc(module))))
+        for name, value in public(package).items():
+            pages.setdefault(name, (f"{page}.md#{anchor(package, name, value)}", value))
+    top_level = [
+        (f"[`{name}`]({pages[name][0]})", _summary(pages[name][1]))
+        for name in clearhead.__all__
+        if name in pages and getattr(clearhead, name) is pages[name][1]
+    ]
+    toctree = "\n".join(["```{toctree}", ":hidden:", ":glob:", "", "api-*", "```"])
+    parts = ["# Packages", table(("package", ""), rows), "## Names of `clearhead`"]
+    parts += [
+        "`import clearhead as ch` provides the most common names, such as `ch.attend`.",
+        table(("name", ""), top_level),
+    ]
+    return "packages", "\n\n".join([*parts, toctree])
+
+
+def anchor(package: str, name: str, value: Any) -> str:
     """Return the label of a name; labels ignore case, so that classes and functions need different prefixes."""
     kind = "class" if inspect.isclass(value) else "name"
     return f"{kind}-{package}-{name}".lower().replace("_", "-").replace(".", "-")
@@ -262,7 +287,7 @@ def _summary(value: Any) -> str:
 
 
 def _entry(package: str, name: str, value: Any) -> Iterator[str]:
-    yield f"({_anchor(package, name, value)})=\n## `{name}`"
+    yield f"({anchor(package, name, value)})=\n## `{name}`"
     if not callable(value) or typing.get_origin(value) is not None or type(value).__name__ == "UnionType":
         example = list(value) if isinstance(value, dict | tuple) else value
         yield textwrap.fill(f"`{str(getattr(example, '__name__', example))[:600]}`".replace("clearhead.", ""), 110)
@@ -557,7 +582,7 @@ def _is_python(code: str) -> bool:
 
 def write(app: Sphinx | None = None) -> None:
     """Write every page that changed."""
-    for name, text in [*packages(), files(), *commands()]:
+    for name, text in [*packages(), package_index(), files(), *commands()]:
         path = OUT / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text + "\n":
             path.write_text(text + "\n", encoding="utf-8")

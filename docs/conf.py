@@ -30,7 +30,7 @@ author = "the clearhead authors"
 copyright = "the clearhead authors, Apache-2.0"
 version = release = __version__
 
-extensions = ["myst_nb", "sphinx_design", "sphinxcontrib.bibtex", "mathml", "notebooks", "api_reference"]
+extensions = ["myst_nb", "sphinx_design", "sphinxcontrib.bibtex", "mathml", "notebooks", "api_reference", "crosslinks"]
 bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"
 bibtex_reference_style = "author_year"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import re
@@ -45,6 +46,48 @@ def test_source_link_points_to_the_definition(package):
         lines = (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
         definition = next(text for text in lines if not text.startswith(("@", " ", ")")))
         assert re.match(rf"(class|def) {value.__name__}\b", definition), name
+
+
+def test_package_index_lists_every_package_and_the_names_of_clearhead():
+    name, text = api_reference.package_index()
+    assert name == "packages"
+    for package in api_reference.PACKAGES:
+        assert f"[`clearhead.{package}`](api-{package.replace('.', '-')}.md)" in text
+    assert "[`attend`](api-attention.md#name-attention-attend)" in text
+    assert "[`MultiHeadAttention`](api-nn.md#class-nn-multiheadattention)" in text
+
+
+@pytest.fixture
+def crosslinks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module("crosslinks")
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("ch.attend", ("reference/api-attention", "name-attention-attend")),
+        ("MultiHeadAttention(8, 2, rotary=Rotary())", ("reference/api-nn", "class-nn-multiheadattention")),
+        ("window(2, 2)", ("reference/api-masks", "name-masks-window")),
+        ("analysis.trace", ("reference/api-analysis", "name-analysis-trace")),
+        ("clearhead exercise solve NAME --seed 7", ("reference/command-exercise-solve", "")),
+        ("clearhead train", ("reference/command-train", "")),
+    ],
+)
+def test_inline_code_refers_to_its_entry(text, target, crosslinks):
+    assert crosslinks.target(text) == target
+
+
+@pytest.mark.parametrize("text", ["padding", "causal() & window(2, 0)", "nn.Linear", "x", "clearhead", "make docs"])
+def test_inline_code_without_an_entry_is_not_linked(text, crosslinks):
+    assert crosslinks.target(text) is None
+
+
+def test_bare_word_is_linked_if_a_cell_uses_the_function(crosslinks):
+    source = "```{code-cell} python\nfrom clearhead.masks import padding\n\nch.attend(q, k, v, padding([3]))\n```\n"
+    names = crosslinks.names_in_cells(source)
+    assert names == ["attend", "padding"]
+    assert crosslinks.target("padding", frozenset(names)) == ("reference/api-masks", "name-masks-padding")
 
 
 def check(block: str, names: dict[str, object]) -> None:
