@@ -332,7 +332,7 @@ def options_for(device: str, *, smoke: bool, flex: bool, seconds: float) -> Opti
 
 
 def draw_sparse(results: Path, path: Path) -> Path:
-    """Plot relative time against density to a PNG or SVG file: one panel per size, with a line for the ideal time."""
+    """Plot relative time against density to a PNG or SVG file: a panel per size in two columns, with the ideal time."""
     with reading(results, "results", f"write it with `python -m benchmarks sparse --out {results}`"):
         rows = [row for row in json.loads(results.read_text(encoding="utf-8"))["rows"] if dict(row).get("fraction")]
     if not rows:
@@ -340,9 +340,15 @@ def draw_sparse(results: Path, path: Path) -> Path:
             f"{results} has no measured row; write it with `python -m benchmarks sparse --out {results}`"
         )
     sizes = list(dict.fromkeys((row["length"], row["width"]) for row in rows))
-    figure = new_figure(6.4 * len(sizes), 4.8)
-    for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
+    n_columns = min(2, len(sizes))
+    n_rows = -(-len(sizes) // n_columns)
+    figure = new_figure(4.6 * n_columns, 3.4 * n_rows)
+    panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
+    for axes, size in zip(panels, sizes, strict=False):
         _panel(axes, [row for row in rows if (row["length"], row["width"]) == size], size)
+    for unused in panels[len(sizes) :]:
+        unused.set_axis_off()
+    panels[0].legend(fontsize="small")
     return save_figure(figure, path)
 
 
@@ -359,4 +365,3 @@ def _panel(axes: Any, rows: list[dict[str, Any]], size: tuple[int, int]) -> None
     axes.set(xscale="log", yscale="log", title=f"{size[0]:,} tokens, head dim {size[1]}")
     axes.set(xlabel="density (share of allowed pairs)", ylabel="time / time without a mask")
     axes.grid(alpha=0.3)
-    axes.legend()
