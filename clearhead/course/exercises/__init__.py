@@ -1,4 +1,4 @@
-"""Exercises with exact solutions: `print(work.solve("sort-dedup"))`.
+"""Exercises with exact solutions: `print(exercises.solve("sort-dedup"))`.
 
 A problem is a short TOML file. It is solved step by step with exact fractions, roots and exponentials, and checked in
 float64 against the code that models use. The package also writes variants with new numbers and grades answers. It
