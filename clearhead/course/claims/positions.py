@@ -84,7 +84,7 @@ def sinusoid_unique(t: Experiment) -> None:
 @claim(
     ANSWERED,
     "Q1d, types",
-    statement=("Learned positions are trained parameters, one vector a position; sinusoidal ones are fixed functions."),
+    statement="Learned positions are trained parameters, one vector per position; sinusoidal ones are fixed functions.",
     method="Parameters of the built modules, counted.",
 )
 def position_parameters(t: Experiment) -> None:
