@@ -10,8 +10,8 @@ Letters: M rows of a block, N columns of a tile, R intervals per row, D and E th
 these widths rounded up to a power of two. A bias by distance has T + S values per head, of which a tile reads those of
 its diagonals; a soft cap is applied before biases are added (`triton_scores`). GROUPS query heads share a key/value
 head; it is a constant, because a loop over one head then takes no registers. Strides are in units of ALIGN elements.
-Scores are in base-2 units inside the kernels, or in natural units if they are modified; the stored log-sum-exp is
-natural."""
+Scores are in base-2 units inside the kernels, or in natural units if they are modified. The stored log-sum-exp is in
+natural units."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202
