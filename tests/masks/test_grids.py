@@ -134,6 +134,7 @@ def test_axis_prints_and_parses():
     assert parse("axis(padding(n), 0, (2, 3))", n=lengths) == axis(padding(lengths), 0, (2, 3))
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -153,6 +154,7 @@ def test_invalid_axis_text_raises_parse_error(text, message):
         parse(text)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [

@@ -147,6 +147,7 @@ def test_invalid_text_raises_parse_error(text, message):
         parse(text, a=torch.tensor([[1]]))
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [

@@ -197,6 +197,7 @@ def test_docstring_contains_the_drawing_of_its_example(constructor):
 # ------------------------------------------------------------------------------------------------- bad input
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
