@@ -73,6 +73,9 @@ def translation_report(trained: Pipeline, translation: Translation) -> Attention
     Args:
         trained: The translation model.
         translation: The translation.
+
+    Returns:
+        The report of encoder, decoder and cross-attention.
     """
     input_ids = source_and_target_ids(trained, translation)
     names = trained.tokenizer.tokens

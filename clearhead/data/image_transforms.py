@@ -140,12 +140,23 @@ Normalization = DatasetNormalize | ImageNormalize
 
 
 def normalization_to_dict(choice: Normalization) -> JSONObject:
-    """Return a normalization as plain values, to be stored with the model."""
+    """Return a normalization as plain values, to be stored with the model.
+
+    Args:
+        choice: The normalization.
+    """
     return encode(choice)
 
 
 def normalization_from_dict(fields: JSONObject) -> Normalization:
-    """Return the normalization that `normalization_to_dict` wrote."""
+    """Return the normalization that `normalization_to_dict` wrote.
+
+    Args:
+        fields: The stored values.
+
+    Raises:
+        ConfigError: The values do not describe a normalization.
+    """
     return decode_variant(fields, (DatasetNormalize, ImageNormalize), "normalization")
 
 
@@ -155,5 +166,8 @@ def prepare(pixels: Tensor, normalize: Normalization) -> Float[Tensor, "B 1 heig
     Args:
         pixels: Values from 0 to 255, (B, height, width), uint8.
         normalize: Normalization of pixel values.
+
+    Returns:
+        Normalized images with one channel, (B, 1, height, width).
     """
     return normalize(pixels[:, None].to(torch.float32) / 255)

@@ -117,6 +117,15 @@ def generate(
         generate(translator, sources, decoder_start_ids=1, stop_ids=2, strategy=BeamSearch(5)).best
     """
     if isinstance(model, TextGenerator):
+        _reject_options_of_ids(
+            stop_ids=stop_ids is not None,
+            decoder_start_ids=decoder_start_ids is not None,
+            use_cache=not use_cache,
+            sliding_context=sliding_context,
+            logits_processors=logits_processors is not None,
+            engine=engine != "auto",
+            slots=slots != "auto",
+        )
         return _generate_texts(model, prompt, strategy, max_new_tokens)
     request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
     decoder = incremental_decoder(
@@ -131,6 +140,13 @@ def generate(
         slots=slots,
     )
     return _search(decoder, request)
+
+
+def _reject_options_of_ids(**options: bool) -> None:
+    """Raise if an option is given that generation of text does not have."""
+    for name, is_present in options.items():
+        if is_present:
+            raise ConfigError(f"a pipeline does not take {name}; call generate(pipeline.model, ids, {name}=…)")
 
 
 def _generate_texts(
@@ -161,7 +177,19 @@ def stream(
     """Generate like `generate`, and yield each step.
 
     Arguments are validated at once, and the model runs as steps are requested. Between steps, and after the loop ends
-    or is left, the model is in its previous mode. The arguments are those of `generate`.
+    or is left, the model is in its previous mode.
+
+    Args:
+        model: A decoder, an encoder-decoder, or a recurrent language model.
+        prompt: A (B, T) tensor, a list of rows of any lengths, or one row.
+        strategy: `Greedy()` (the default) or `Sample(…)`.
+        max_new_tokens: Largest number of new ids per prompt; by default 128.
+        stop_ids: An id, or several, that end a sequence.
+        decoder_start_ids: The id, or ids, that an encoder-decoder generates after.
+        use_cache: If False, recompute all ids at every step.
+        sliding_context: Let a decoder with learned positions continue past the last of them.
+        logits_processors: Ids that are forced, forbidden or penalized.
+        engine: "auto", "module" or "fused", as in `generate`.
 
     Yields:
         The newest id of every row, its log-probability, and which rows are active.

@@ -78,6 +78,9 @@ def encode_chat(pipeline: Pipeline, messages: Messages) -> list[int]:
         pipeline: A decoder with a chat template.
         messages: `[{"role": "user", "content": "…"}, …]`.
 
+    Returns:
+        Token ids of the conversation, ending where the model's answer begins.
+
     Raises:
         DataError: If the model has no chat template, or a message has no role or content.
     """

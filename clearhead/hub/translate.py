@@ -57,7 +57,19 @@ def translate(
     batch_size: int = 64,
     on_done: Callable[[int], None] = lambda done: None,
 ) -> list[str]:
-    """Return the translations of texts; the arguments are those of `translations`."""
+    """Return the translations of texts.
+
+    Args:
+        pipeline: An encoder-decoder with a tokenizer.
+        texts: The texts.
+        strategy: `Greedy()`, `Sample(…)` or `BeamSearch(…)`; by default the model's own.
+        max_new_tokens: Largest number of new tokens per text; by default as in `translations`.
+        batch_size: Number of texts per batch.
+        on_done: Called after each batch with the number of texts translated so far.
+
+    Raises:
+        DataError: If the model does not translate, or a text is longer than the model's maximum.
+    """
     results = translations(
         pipeline,
         texts,
@@ -115,6 +127,9 @@ def translations(
         batch_size: Number of texts per batch.
         on_done: Called after each batch with the number of texts translated so far.
         settings: Used instead of the model's generation settings.
+
+    Returns:
+        One translation per text, in the order of `texts`.
 
     Raises:
         DataError: If the model does not translate, or a text is longer than the model's maximum.

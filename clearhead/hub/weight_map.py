@@ -166,7 +166,16 @@ _BLOCK_NAMES = {
 
 
 def block(source: str, *transforms: Transform, target: str = "blocks.#", **names: str) -> tuple[WeightMap, ...]:
-    """Return the weight maps of a block, such as `q="attn.query", up="mlp.fc1"`: parameter name to stored name."""
+    """Return the weight maps of a block.
+
+        block("bert.encoder.layer.#", q="attention.self.query", up="intermediate.dense")
+
+    Args:
+        source: Stored name of a block; `#` stands for its number.
+        *transforms: Applied to every stored tensor.
+        target: Name of our block.
+        **names: Stored name of each part, without the name of the block.
+    """
     names_of = {part: tuple(f"{target}.{name}.*" for name in _BLOCK_NAMES.get(part, (part,))) for part in names}
     return tuple(WeightMap(f"{source}.{name}.*", names_of[part], transforms) for part, name in names.items())
 

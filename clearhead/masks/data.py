@@ -278,6 +278,9 @@ def allow(tensor: Tensor) -> Mask:
     Args:
         tensor: The bool tensor, (…, T, S).
 
+    Returns:
+        A mask; two masks of the same tensor object are equal.
+
     Raises:
         DtypeError: The tensor is not bool (0/1 and 0/−∞ masks have opposite meanings).
         ShapeError: The tensor has fewer than two dimensions.
@@ -298,6 +301,9 @@ def forbid(tensor: Tensor) -> Mask:
 
     Args:
         tensor: The bool tensor, (…, T, S).
+
+    Returns:
+        A mask; two masks of the same tensor object are equal.
 
     Raises:
         DtypeError: The tensor is not bool.

@@ -187,6 +187,9 @@ def draw(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None =
         query_offset: Position of the first query; required if T ≠ S and the mask depends on it.
         cells: Maximum number of cells per side.
 
+    Returns:
+        The drawing; `str` formats it for a terminal, and notebooks show it as SVG.
+
     Raises:
         MaskError: `cells` is out of range, or `query_offset` is missing."""
     S = T if S is None else S

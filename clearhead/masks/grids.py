@@ -309,6 +309,9 @@ def clamped(before: int, after: int) -> Mask:
         before: Number of visible keys before the query, away from the ends, at least 0.
         after: Number of visible keys after the query, at least 0.
 
+    Returns:
+        An immutable mask, equal to every mask with the same arguments.
+
     Raises:
         MaskError: An argument is not a whole number of at least 0."""
     return Clamped(check_integer(before, "clamped's before"), check_integer(after, "clamped's after"))

@@ -311,6 +311,9 @@ def fold(
         transpose: Value of `a.T`. By default, `.T` is pushed down to the leaves.
         swapped: Fold `mask.T` instead.
 
+    Returns:
+        The value of the whole expression.
+
     Example:
         fold(mask, leaf=str, and_="({} & {})".format, or_="({} | {})".format, not_="~{}".format)"""
 

@@ -225,7 +225,10 @@ def full() -> Mask:
         ■ ■ ■ ■
         ■ ■ ■ ■
 
-    `~full()` allows nothing. T ≠ S needs no `query_offset`."""
+    `~full()` allows nothing. T ≠ S needs no `query_offset`.
+
+    Returns:
+        An immutable mask, equal to every other `full()`."""
     return Full()
 
 
@@ -243,7 +246,10 @@ def causal() -> Mask:
         ■ ■ ■ ■ ■ ■ ■ ■
 
     T ≠ S needs `query_offset`: one new token after 7 cached tokens is T=1, S=8, query_offset=7, and sees all 8 keys. A
-    query after the last key sees all keys. Every query has a visible key, unless there are no keys."""
+    query after the last key sees all keys. Every query has a visible key, unless there are no keys.
+
+    Returns:
+        An immutable mask, equal to every other `causal()`."""
     return Causal()
 
 
@@ -265,7 +271,10 @@ def window(before: int, after: int) -> Mask:
 
     Args:
         before: Number of visible keys before the query, at least 0.
-        after: Number of visible keys after the query, at least 0."""
+        after: Number of visible keys after the query, at least 0.
+
+    Returns:
+        An immutable mask, equal to every mask with the same arguments."""
     return Window(check_integer(before, "window's before"), check_integer(after, "window's after"))
 
 
@@ -286,7 +295,10 @@ def every(step: int, start: int = 0) -> Mask:
         step: Distance between neighboring visible keys, at least 1.
         start: The first visible key. It may exceed `step`; if it is S or more, no key is visible.
 
-    `every(k).T` lets every k-th query see all keys. T ≠ S needs no `query_offset`, except under `.T`."""
+    `every(k).T` lets every k-th query see all keys. T ≠ S needs no `query_offset`, except under `.T`.
+
+    Returns:
+        An immutable mask, equal to every mask with the same arguments."""
     return Every(check_integer(step, "the step of every", least=1), check_integer(start, "the start of every"))
 
 
@@ -306,7 +318,10 @@ def dilated(step: int) -> Mask:
     `dilated(1)` allows the same pairs as `full()`; a step of S or more only the diagonal. T ≠ S needs `query_offset`.
 
     Args:
-        step: Distance between neighboring visible keys, at least 1."""
+        step: Distance between neighboring visible keys, at least 1.
+
+    Returns:
+        An immutable mask, equal to every mask with the same arguments."""
     return Dilated(check_integer(step, "the step of dilated", least=1))
 
 
@@ -328,6 +343,9 @@ def prefix(n: int) -> Mask:
 
     Args:
         n: Number of keys.
+
+    Returns:
+        An immutable mask, equal to every mask with the same arguments.
 
     Raises:
         MaskError: n is not a whole number of at least 0.
@@ -353,6 +371,9 @@ def blocks(size: int) -> Mask:
 
     Args:
         size: Number of positions per block.
+
+    Returns:
+        An immutable mask, equal to every mask with the same arguments.
 
     Raises:
         MaskError: The size is not a whole number of at least 1.
@@ -380,7 +401,10 @@ def scattered(per_row: int, seed: int) -> Mask:
 
     Args:
         per_row: Number of keys per query, at least 1.
-        seed: Seed of the hash."""
+        seed: Seed of the hash.
+
+    Returns:
+        An immutable mask, equal to every mask with the same arguments."""
     return Scattered(
         check_integer(per_row, "the per_row of scattered", least=1), check_integer(seed, "the seed of scattered")
     )

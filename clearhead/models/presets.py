@@ -20,7 +20,7 @@ from clearhead.nn.positions import LearnedPositions, Sinusoidal
 
 @explain_keywords
 def transformer_base() -> EncoderDecoderConfig:
-    """The original Transformer, base (Vaswani et al., 2017): English to German, 37,000 tokens."""
+    """Return the configuration of the original base Transformer (Vaswani et al., 2017): English to German."""
     return EncoderDecoderConfig(
         vocab_size=37_000, d_model=512, d_ff=2048, n_heads=8, n_encoder_layers=6, n_decoder_layers=6,
         dropout=0.1, residual=PostNorm(), activation=ReLU(), positions=Sinusoidal(),
@@ -30,13 +30,13 @@ def transformer_base() -> EncoderDecoderConfig:
 
 @explain_keywords
 def transformer_big() -> EncoderDecoderConfig:
-    """The original Transformer, big: twice the width, and more dropout."""
+    """Return the configuration of the original big Transformer: twice the width, and more dropout."""
     return transformer_base().replace(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
 
 
 @explain_keywords
 def gpt2() -> DecoderConfig:
-    """GPT-2 small (Radford et al., 2019): 124 million parameters."""
+    """Return the configuration of GPT-2 small (Radford et al., 2019): 124 million parameters."""
     return DecoderConfig(
         vocab_size=50_257, max_len=1024, d_model=768, n_layers=12, n_heads=12,
         dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-5), residual=PreNorm(), activation=GELU(tanh=True),
@@ -46,25 +46,25 @@ def gpt2() -> DecoderConfig:
 
 @explain_keywords
 def gpt2_medium() -> DecoderConfig:
-    """GPT-2 medium: 355 million parameters."""
+    """Return the configuration of GPT-2 medium: 355 million parameters."""
     return gpt2().replace(d_model=1024, n_layers=24, n_heads=16)
 
 
 @explain_keywords
 def gpt2_large() -> DecoderConfig:
-    """GPT-2 large: 774 million parameters."""
+    """Return the configuration of GPT-2 large: 774 million parameters."""
     return gpt2().replace(d_model=1280, n_layers=36, n_heads=20)
 
 
 @explain_keywords
 def gpt2_xl() -> DecoderConfig:
-    """GPT-2 XL: 1.56 billion parameters."""
+    """Return the configuration of GPT-2 XL: 1.56 billion parameters."""
     return gpt2().replace(d_model=1600, n_layers=48, n_heads=25)
 
 
 @explain_keywords
 def bert_base() -> EncoderConfig:
-    """BERT base (Devlin et al., 2019), without pre-training heads and segment embeddings."""
+    """Return the configuration of BERT base (Devlin et al., 2019), without segment embeddings."""
     return EncoderConfig(
         vocab_size=30_522, max_len=512, d_model=768, n_layers=12, n_heads=12,
         dropout=0.1, attention_dropout=0.1, norm=LayerNorm(eps=1e-12), residual=PostNorm(), activation=GELU(),
@@ -74,7 +74,7 @@ def bert_base() -> EncoderConfig:
 
 @explain_keywords
 def vit_base() -> VisionConfig:
-    """ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
+    """Return the configuration of ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
     return VisionConfig(
         image_size=(224, 224), patch_size=16, n_classes=1000, d_model=768, n_layers=12, n_heads=12,
         norm=LayerNorm(eps=1e-6), residual=PreNorm(), activation=GELU(), init=TruncatedNormal(std=0.02),
@@ -83,25 +83,25 @@ def vit_base() -> VisionConfig:
 
 @explain_keywords
 def vit_small() -> VisionConfig:
-    """ViT small (from DeiT): patches of 16, images of 224, 1,000 classes."""
+    """Return the configuration of ViT small (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=384, n_heads=6)
 
 
 @explain_keywords
 def vit_tiny() -> VisionConfig:
-    """ViT tiny (from DeiT): patches of 16, images of 224, 1,000 classes."""
+    """Return the configuration of ViT tiny (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=192, n_heads=3)
 
 
 @explain_keywords
 def tiny_encoder() -> EncoderConfig:
-    """A small encoder for tests and first experiments."""
+    """Return the configuration of a small encoder for tests and first experiments."""
     return EncoderConfig(vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Sinusoidal())
 
 
 @explain_keywords
 def tiny_decoder() -> DecoderConfig:
-    """A small decoder for tests and first experiments."""
+    """Return the configuration of a small decoder for tests and first experiments."""
     return DecoderConfig(
         vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=LearnedPositions(max_len=64)
     )
@@ -109,7 +109,7 @@ def tiny_decoder() -> DecoderConfig:
 
 @explain_keywords
 def tiny_encoder_decoder() -> EncoderDecoderConfig:
-    """A small encoder-decoder for tests and first experiments."""
+    """Return the configuration of a small encoder-decoder for tests and first experiments."""
     return EncoderDecoderConfig(
         vocab_size=101, max_len=64, d_model=32, n_heads=4, n_encoder_layers=2, n_decoder_layers=2,
         scaled_embedding=True, share_embeddings=True,
@@ -118,7 +118,7 @@ def tiny_encoder_decoder() -> EncoderDecoderConfig:
 
 @explain_keywords
 def tiny_vision() -> VisionConfig:
-    """A small vision Transformer for 32×32 grayscale digits."""
+    """Return the configuration of a small vision Transformer for 32×32 grayscale digits."""
     return VisionConfig(
         image_size=(32, 32), patch_size=8, n_channels=1, n_classes=10, d_model=32, n_layers=2, n_heads=4
     )
@@ -126,7 +126,7 @@ def tiny_vision() -> VisionConfig:
 
 @explain_keywords
 def tiny_speech() -> CTCEncoderConfig:
-    """A small streaming speech encoder with a left context of 64 encoder frames."""
+    """Return the configuration of a small streaming speech encoder with a left context of 64 encoder frames."""
     return CTCEncoderConfig(d_model=32, n_layers=2, n_heads=4)
 
 

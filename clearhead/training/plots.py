@@ -47,6 +47,9 @@ def draw_schedule(schedule: LRSchedule, total_steps: int, path: Path | str) -> P
         schedule: The schedule.
         total_steps: Number of steps of the run.
         path: File of the image; its suffix determines the format.
+
+    Returns:
+        The path of the image.
     """
     figure = new_figure(7.0, 3.5)
     axes = figure.subplots()

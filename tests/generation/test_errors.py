@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.generation import cache_speed
 from clearhead import errors
-from clearhead.generation import BeamSearch, Greedy, Sample, UncachedDecoder, generate, search, stream
+from clearhead.generation import BeamSearch, Greedy, LogitsProcessors, Sample, UncachedDecoder, generate, search, stream
 from clearhead.models.baselines.recurrent import Classify, RecurrentConfig
 from clearhead.nn.positions import LearnedPositions
 from tests.generation.small import VOCAB, decoder, encoder_decoder
@@ -192,3 +192,28 @@ def test_max_new_beyond_any_memory_raises_config_error(function, options):
         "max_new_tokens is 9999999999999; expected a whole number of at least 1 and at most 16,777,216",
     ):
         function(model, [1, 2], max_new_tokens=9999999999999, **options)
+
+
+class _Echo:
+    """The smallest generator of text."""
+
+    def generate_texts(self, texts, *, strategy, max_new_tokens):
+        return [text + "!" for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("stop_ids", 3),
+        ("decoder_start_ids", [1]),
+        ("use_cache", False),
+        ("sliding_context", True),
+        ("logits_processors", LogitsProcessors(bad_words_ids=[[3]])),
+        ("engine", "module"),
+        ("slots", 2),
+    ],
+)
+def test_generate_from_a_text_rejects_options_of_ids(option, value):
+    assert generate(_Echo(), ["Hi"]) == ["Hi!"]
+    with raises(errors.ConfigError, f"a pipeline does not take {option}; call generate(pipeline.model, ids, {option}="):
+        generate(_Echo(), "Hi", **{option: value})

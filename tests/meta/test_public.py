@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 
@@ -75,3 +76,16 @@ def test_check_and_cost_are_functions_after_importing_their_packages():
     assert inspect.isfunction(clearhead.check)
     assert clearhead.cost("tiny-decoder", tokens=7).parameters.value > 0
     assert clearhead.check(clearhead.Decoder(tiny_decoder()), only=["determinism"]).ok
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_of_exported_functions_describe_arguments_and_results(package):
+    module = importlib.import_module(f"clearhead.{package}")
+    functions = {name: value for name in module.__all__ if inspect.isfunction(value := getattr(module, name))}
+    for name, function in functions.items():
+        docstring = inspect.getdoc(function) or ""
+        has_arguments = bool(inspect.signature(function).parameters)
+        returns_nothing = function.__annotations__.get("return") in (None, "None", "Iterator[None]")
+        assert "Args:" in docstring or not has_arguments, f"{package}.{name} does not describe its arguments"
+        describes_result = re.search(r"^(Return|Yield|Iterate)|^(Returns|Yields):", docstring, re.MULTILINE)
+        assert describes_result or returns_nothing, f"{package}.{name} does not describe its result"

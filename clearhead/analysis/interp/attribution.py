@@ -131,6 +131,9 @@ def attribute(model: nn.Module | Pipeline, args: ModelArgs | str, metric: LogitM
             text.
         metric: The logit to attribute; default: the model's top prediction.
 
+    Returns:
+        The contribution of each part to the logit, and a residual within rounding error.
+
     Raises:
         ShapeError: If the batch is not 1.
         ConfigError: If the model is not linear between its blocks and its logits.

@@ -123,6 +123,9 @@ def compare(baseline: Trace, edited: Trace, *, run: int = -1) -> TraceComparison
         edited: Trace of the changed run, recorded with the same patterns.
         run: Run index in both traces; default: the last.
 
+    Returns:
+        The changes of module outputs, attention weights and logits.
+
     Raises:
         ConfigError: If the traces have no activations in common.
         ShapeError: If the inputs had different shapes.

@@ -63,6 +63,9 @@ def induction_scores(model: nn.Module, *, length: int | None = None, batch: int 
             smaller.
         batch: Number of sequences.
         seed: Seed of the tokens.
+
+    Returns:
+        Three scores per layer and head, each from 0 to 1.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     vocab_size = run_logits(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1]

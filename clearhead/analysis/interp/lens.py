@@ -103,6 +103,9 @@ def logit_lens(model: nn.Module | Pipeline, args: ModelArgs | str, *, positions:
         args: Input tensor, tuple of arguments, or dict of keyword arguments; for a pipeline also a text.
         positions: Positions whose logits are kept; all logits of a long text take much memory.
 
+    Returns:
+        The logits after each block, with tokens and probabilities in its tables and charts.
+
     Raises:
         ConfigError: If no blocks are found between input and logits.
     """

@@ -133,6 +133,9 @@ def patch(
         granularity: "position", "head" or "module".
         batch: Maximum number of runs per pass.
 
+    Returns:
+        The metric of each run, and the fraction that it restores, per position, head or module.
+
     Raises:
         ShapeError: If the inputs have different shapes.
     """
@@ -185,6 +188,9 @@ def ablate(
         granularity: "head", "module" or "position".
         to: "zero", or "mean" for the mean over all positions (and sequences) of this run.
         batch: Maximum number of runs per pass.
+
+    Returns:
+        The metric of each run, and its change, per head, module or position.
     """
     model, inputs = resolve_inputs(model, args)
     args = inputs.args

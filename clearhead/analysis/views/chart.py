@@ -171,6 +171,9 @@ def pca(vectors: Float[Tensor, "N M"], names: Sequence[str] | None = None) -> PC
     Args:
         vectors: Two or more vectors, (N, M).
         names: Labels; default: numbers.
+
+    Returns:
+        The points (N, 2), and the share of the variance on each axis.
     """
     names = tuple(map(str, range(len(vectors)))) if names is None else tuple(names)
     if vectors.dim() != 2 or min(vectors.shape) < 2 or len(names) != len(vectors):

@@ -138,6 +138,9 @@ def build_report(
         grid: Rows and columns of patches, for image models.
         batch: Index of the sequence in the batch.
         run: Run index.
+
+    Returns:
+        The report; `save` writes it as an HTML page.
     """
     try:
         norms = [(path, _select_sequence(norm, batch, 1).float().cpu()) for path, norm in trace.norms(run=run)]

@@ -173,6 +173,9 @@ def grade_text(worksheet: Worksheet, answers: str, name: str = "answers.toml") -
         answers: TOML text of the answers.
         name: Name in error messages.
 
+    Returns:
+        A grade for each answer.
+
     Raises:
         ConfigError: The text is not a valid answer file.
     """

@@ -101,6 +101,9 @@ def solve_text(text: str, name: str = "problem.toml") -> Worksheet:
         text: TOML text of the problem.
         name: Name in error messages.
 
+    Returns:
+        The solved problem with all steps.
+
     Raises:
         ConfigError: The text is not a valid problem.
     """

@@ -15,12 +15,24 @@ _CHECKED = "All {} steps were verified in letters, for any size."
 
 
 def verification(proof: Proof) -> str:
-    """Return a sentence about what was verified."""
+    """Return a sentence that states how many steps were verified.
+
+    Args:
+        proof: The proof.
+    """
     return _CHECKED.format(proof.n_steps) if proof.n_steps != 1 else "The step was verified in letters, for any size."
 
 
 def terminal(proof: Proof, width: int = 80) -> str:
-    """Render for the terminal: formulas below each other, reasons in brackets."""
+    """Render for the terminal: formulas below each other, reasons in brackets.
+
+    Args:
+        proof: The proof.
+        width: Number of columns.
+
+    Returns:
+        Lines of at most `width` characters, unless a formula has no space at which it can be broken.
+    """
     lines = [*_wrap(proof.title, width), "=" * min(len(proof.title), width), "", *_wrap(proof.statement, width)]
     notation = PlainText(proof.symbols)
     for equation, meaning in proof.definitions:
@@ -89,7 +101,11 @@ def _math_block(chain: tuple[ProofLine, ...], notation: Notation) -> str:
 
 
 def html(proof: Proof) -> str:
-    """Render as a self-contained HTML page."""
+    """Return the proof as a self-contained HTML page.
+
+    Args:
+        proof: The proof.
+    """
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(proof.title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"></head>\n'
@@ -140,7 +156,11 @@ def html_fragment(proof: Proof) -> str:
 
 
 def latex(proof: Proof) -> str:
-    """Render as a LaTeX document with one `align` environment per chain."""
+    """Return the proof as a LaTeX document with one `align` environment per chain.
+
+    Args:
+        proof: The proof.
+    """
     notation = Latex(proof.symbols)
     parts = [r"\documentclass{article}", r"\usepackage{amsmath}", r"\begin{document}"]
     parts += [rf"\section*{{{words(proof.title)}}}", words(proof.statement)]
@@ -164,7 +184,11 @@ def latex(proof: Proof) -> str:
 
 
 def to_dict(proof: Proof) -> dict[str, object]:
-    """Return the proof as JSON-compatible values: every formula as text, LaTeX, and in the language of proofs."""
+    """Return the proof as JSON-compatible values.
+
+    Args:
+        proof: The proof; every formula is given as text, as LaTeX, and in the language of proofs.
+    """
     plain, tex = PlainText(proof.symbols), Latex(proof.symbols)
 
     def formula(tree: ast.expr) -> dict[str, str]:

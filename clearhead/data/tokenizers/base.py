@@ -218,6 +218,9 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     Args:
         folder: A folder, or a `tokenizer.json`.
 
+    Returns:
+        The tokenizer, of the class that the files describe.
+
     Raises:
         StorageError: There is no valid tokenizer.
     """

@@ -192,6 +192,9 @@ def train_bpe(
         specials: Additional special tokens.
         min_frequency: Minimum number of occurrences of a merged pair.
 
+    Returns:
+        The tokenizer; its vocabulary is smaller than requested if the texts contain too few pairs to merge.
+
     Raises:
         ConfigError: The vocabulary is too small or too large, or a special token is repeated.
         DataError: `source` is a single str.
