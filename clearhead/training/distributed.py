@@ -6,6 +6,7 @@ processes, so the results do not depend on the number of processes."""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,7 +29,9 @@ class DDP:
 
 @dataclass(frozen=True)
 class FSDP:
-    """Shard parameters, gradients and optimizer state over the processes (FSDP2), and gather them block by block."""
+    """Shard parameters, gradients and optimizer state over the processes (FSDP2), and gather them block by block.
+
+    Sharding replaces the classes and parameters of modules, so `Trainer` shards a copy of the model that it gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,29 @@ def is_sharded(tensor: Tensor) -> bool:
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor on every process (all must call it)."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def copy_on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of the model on a device, without a second copy on the model's own."""
+    memo: dict[int, object] = {}
+    for parameter in model.parameters():
+        copied = nn.Parameter(parameter.detach().to(device, copy=True), parameter.requires_grad)
+        memo[id(parameter)] = copied
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to(device, copy=True)
+    return copy.deepcopy(model, memo)
+
+
+@torch.no_grad()
+def copy_full_tensors(source: nn.Module, target: nn.Module | None) -> None:
+    """Copy the full parameters and buffers of a sharded copy to the original model, if this process still has it.
+
+    All processes must call it."""
+    targets = {} if target is None else dict(target.named_parameters()) | dict(target.named_buffers())
+    for name, tensor in (*source.named_parameters(), *source.named_buffers()):
+        full = full_tensor(tensor.detach())
+        if name in targets:
+            targets[name].copy_(full)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ model configuration to it, because vocabulary, image size and longest row depend
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -53,7 +54,7 @@ class DataConfig(Config):
         """Return the settings with another path (None: unchanged)."""
         if path is None:
             return self
-        if "path" not in {field.name for field in fields(self)}:
+        if "path" not in {field.name for field in dataclasses.fields(self)}:
             raise DataError(f"the task {self.task} generates its data; remove data={str(path)!r}")
         return self.replace(path=str(Path(path).absolute()))
 
@@ -206,5 +207,5 @@ def fit_model_config(model: Config, task: Task, batch: Size) -> Config:
     if (image_size := getattr(task, "image_size", None)) is not None:
         sizes |= {"image_size": image_size, "n_channels": 1, "n_classes": getattr(task, "n_classes", 10)}
     sizes |= getattr(task, "features", {})
-    names = {field.name for field in fields(model)}
+    names = {field.name for field in dataclasses.fields(model)}
     return model.replace(**{name: value for name, value in sizes.items() if name in names})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,7 @@ from clearhead.training import checkpoint as checkpoints
 from clearhead.training import checkpoint_tensors, optimizer
 from clearhead.training.callbacks import Callbacks, Log, TrainRow, ValidRow, combine
 from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World, choose_device, full_tensor
+from clearhead.training.distributed import FSDP, World, choose_device, copy_full_tensors, copy_on_device, full_tensor
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
 from clearhead.training.recipe import Recipe, export, recipe_from_model
 from clearhead.training.step_runner import StepRunner, training_mode, widest
@@ -42,7 +43,8 @@ class Trainer:
     At the end the folder contains `model/`, which every command can load.
 
     Args:
-        model: Any module that the batches of the task can call.
+        model: Any module that the batches of the task can call. It is trained in place; with FSDP, a sharded copy is
+            trained, and its parameters are copied to the model at the end of `run`.
         task: Training and validation data.
         config: Settings of the run.
         folder: Folder of the run; created if necessary.
@@ -82,7 +84,9 @@ class Trainer:
         self.batches = self._batches(task.train, shuffle=True)
         self.prefetcher = Prefetcher(self.batches, device)
         self.validation = self._batches(task.validation, shuffle=False)
-        self.model = model.to(device)
+        self._original = weakref.ref(model)  # so that a model that only a sharded copy replaces takes no memory
+        self._is_copy = isinstance(self.world.parallel, FSDP)
+        self.model = copy_on_device(model, device) if self._is_copy else model.to(device)
         self.step_runner = StepRunner(self.model, config, self.world, rows=self.batches.static_rows)
         self.optimizer = optimizer.adamw(
             self.model, lr=config.schedule.lr_max, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
@@ -132,6 +136,8 @@ class Trainer:
             with kernels_for(self.config.batch), training_mode(self.model):
                 ending = self._train(signals)
             self._check_finite()
+            if self._is_copy:
+                copy_full_tensors(self.model, self._original())
             self.save()
             if ending != "interrupted":
                 self._export()

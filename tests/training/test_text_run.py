@@ -16,17 +16,15 @@ from clearhead.data import (
     ByteLevelBPE,
     FixedSize,
     LanguageModeling,
-    TokenBudget,
     WindowSplit,
     load_tokenizer,
     tokenize,
     train_bpe,
 )
-from clearhead.data.tasks.sort_dedup import SortDedup
 from clearhead.errors import ConfigError, DataError
 from clearhead.generation.engine.program import unsupported_reason
 from clearhead.models import DecoderConfig
-from clearhead.training import EMA, CheckpointAverage, EarlyStopping, Recipe, TrainConfig, Trainer, read_log, train
+from clearhead.training import Recipe, TrainConfig, Trainer, read_log, train
 from clearhead.training.distributed import World
 from clearhead.training.presets import recipe
 from clearhead.training.step_runner import StepRunner
@@ -248,47 +246,3 @@ def test_step_runner_with_compile_does_not_compile_the_callers_model(book):
     model = config.build()
     StepRunner(model, TrainConfig(steps=1, compile=True, device="cpu"), World(), rows=None)
     assert all(module._compiled_call_impl is None for module in model.modules())
-
-
-def module_state(model):
-    """Return what each module contains: its attributes, parameters, hooks and mode."""
-    return {
-        name: {key: dict(value) if isinstance(value, dict) else value for key, value in vars(module).items()}
-        for name, module in model.named_modules()
-    }
-
-
-OPTIONS = {
-    "plain": {},
-    "checkpointing": {"activation_checkpointing": True},
-    "averaging": {"averaging": EMA(0.5), "keep_best": True, "early_stopping": EarlyStopping()},
-    "checkpoint average": {"averaging": CheckpointAverage(k=2, every=1), "accumulation": 2, "clip": None},
-    "bf16 and R-Drop": {"precision": "bf16", "r_drop_alpha": 0.3, "label_smoothing": 0.1},
-    "token budget": {"batch": TokenBudget(99)},
-    "compiled": {"compile": True},
-    "compiled checkpointing": {"compile": True, "activation_checkpointing": True},
-}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.compiled] * ("compile" in name)) for name in OPTIONS]
-)
-@pytest.mark.parametrize("training", [True, False])
-def test_trainer_leaves_the_callers_modules_as_they_were(tmp_path, name, training):
-    torch._dynamo.reset()
-    task = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
-    model = DecoderConfig(
-        vocab_size=task.tokenizer.vocab_size, max_len=32, d_model=12, n_layers=2, n_heads=3, dropout=0.1
-    ).build()
-    model.train(training)
-    model.blocks[0].train(not training)
-    before = module_state(model)
-    config = TrainConfig(**({"steps": 3, "batch": FixedSize(7), "device": "cpu", "eval_every": 2} | OPTIONS[name]))
-    Trainer(model, task, config, tmp_path / "run").run()
-    after = module_state(model)
-    assert after.keys() == before.keys()
-    for path, state in before.items():
-        assert after[path].keys() == state.keys(), path
-        for key, value in state.items():
-            assert after[path][key] is value or after[path][key] == value, (path, key)
-    assert unsupported_reason(model.eval()) is None
