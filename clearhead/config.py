@@ -121,7 +121,7 @@ class Config(Validated):
 
     def replace(self: C, **changes: object) -> C:
         """Return a copy with some fields changed; all fields are validated again."""
-        _reject_unknown(changes, _field_types(type(self)), type(self).__name__)
+        reject_unknown_keywords(changes, _field_types(type(self)), f"{type(self).__name__}.replace")
         return dataclasses.replace(self, **changes)
 
     @classmethod

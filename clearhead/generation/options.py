@@ -14,6 +14,7 @@ from clearhead._core.validation import NonNegativeFloat, NonNegativeInt, Positiv
 from clearhead.config import Validated
 
 
+@explain_keywords
 @dataclass(frozen=True)
 class Greedy:
     """Choose the most likely id at every step.

@@ -426,6 +426,7 @@ class Pipeline:
         results = speech.transcribe(self, batch, timestamps=timestamps, language=language, strategy=strategy)
         return results[0] if is_single else results
 
+    @explain_keywords
     def listen(self, *, beam: int = 1) -> speech.StreamingRecognizer:
         """Return a recognizer for an audio stream.
 
@@ -545,6 +546,7 @@ def _load_from_folder(name: str | Path, device: str | torch.device, dtype: torch
     return model.to(device=device, dtype=dtype)
 
 
+@explain_keywords
 def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None) -> str:
     """Export a model with its tokenizer to a new folder that transformers loads.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.masks.base import Leaf, Mask
 from clearhead.masks.pair_interval import PairInterval
@@ -191,6 +192,7 @@ class Forbid(Allow):
         return ~super().test(p, j, grid)
 
 
+@explain_keywords
 def padding(lengths: Tensor | Sequence[int], *, left_pad: Tensor | Sequence[int] | None = None) -> Mask:
     """Hide padding: sequence b sees its keys left_pad[b] ≤ j < left_pad[b] + lengths[b].
 
@@ -231,6 +233,7 @@ def padding(lengths: Tensor | Sequence[int], *, left_pad: Tensor | Sequence[int]
     return Padding((sizes, starts), ("lengths", "left_pad"))
 
 
+@explain_keywords
 def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     """Restrict attention to the document of the query, for packed sequences: ids[p] = ids[j].
 
@@ -263,6 +266,7 @@ def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
     return Documents((tensor,), ("ids",))
 
 
+@explain_keywords
 def allow(tensor: Tensor) -> Mask:
     """Convert a bool tensor (…, T, S) whose **True may attend**, as in `scaled_dot_product_attention`.
 
@@ -288,6 +292,7 @@ def allow(tensor: Tensor) -> Mask:
     return Allow((_bools(tensor, "allow"),), ("tensor",))
 
 
+@explain_keywords
 def forbid(tensor: Tensor) -> Mask:
     """Convert a bool tensor (…, T, S) whose **True is hidden**, as in `nn.MultiheadAttention`.
 

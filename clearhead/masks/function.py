@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core import counter_rng
+from clearhead._core.keywords import explain_keywords
 from clearhead.errors import DtypeError
 from clearhead.masks.base import Mask, check_integer
 from clearhead.masks.data import allow, documents
@@ -23,6 +24,7 @@ _N_RANDOM_PAIRS = 1 << 18
 _STREAM = 602  # separates these random numbers from others
 
 
+@explain_keywords
 def from_function(
     function: MaskFunction,
     T: int,

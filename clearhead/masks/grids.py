@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead.errors import MaskError, MaskTypeError, ShapeError
 from clearhead.masks.base import MAX_DEPTH, MAX_INTEGER, MAX_NODES, Leaf, Mask, check_integer, short_str
 from clearhead.masks.operators import Atom, PerHead, fold
@@ -224,6 +225,7 @@ class Clamped(Leaf):
         return visible_queries if swapped else visible_keys
 
 
+@explain_keywords
 def axis(mask: Mask, dim: int, grid: Sequence[int], tile: Sequence[int] | None = None) -> Mask:
     """Apply a mask to one coordinate of positions on a grid: p sees j if `mask` allows their coordinates.
 
@@ -288,6 +290,7 @@ def axis(mask: Mask, dim: int, grid: Sequence[int], tile: Sequence[int] | None =
     return Axis(mask, dim % len(sizes), Grid(sizes, tiles if has_tiles else ()), depth, nodes, mask.is_structural)
 
 
+@explain_keywords
 def clamped(before: int, after: int) -> Mask:
     """A query sees a window of before + 1 + after keys around it, shifted at the ends so that all queries see as many.
 

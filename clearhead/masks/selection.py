@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.tensor_state import are_concrete
 from clearhead.errors import MaskError, ShapeError
 from clearhead.masks.base import Mask, check_integer
@@ -167,6 +168,7 @@ class Selected(DataMask):
         return f"selected({self.names[0]}, {self.size}{rows})"
 
 
+@explain_keywords
 def intervals(start: Tensor | Sequence[int], stop: Tensor | Sequence[int]) -> Mask:
     """Query row i sees the keys from start[i] to stop[i] − 1, as numbers that a program computes.
 
@@ -204,6 +206,7 @@ def intervals(start: Tensor | Sequence[int], stop: Tensor | Sequence[int]) -> Ma
     return Intervals(data, ("start", "stop"))
 
 
+@explain_keywords
 def selected(blocks: Tensor | Sequence[Sequence[int]], size: int, rows: int | None = None) -> Mask:
     """Each block of queries sees the key blocks of its list, which a model chooses at run time.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.random import shuffle
 from clearhead.masks.base import Leaf, Mask, check_integer
 from clearhead.masks.pair_interval import PairInterval
@@ -253,6 +254,7 @@ def causal() -> Mask:
     return Causal()
 
 
+@explain_keywords
 def window(before: int, after: int) -> Mask:
     """A query sees itself, `before` keys before it and `after` keys after it: p − before ≤ j ≤ p + after.
 
@@ -278,6 +280,7 @@ def window(before: int, after: int) -> Mask:
     return Window(check_integer(before, "window's before"), check_integer(after, "window's after"))
 
 
+@explain_keywords
 def every(step: int, start: int = 0) -> Mask:
     """All queries see the same keys: start, start + step, start + 2·step and so on.
 
@@ -302,6 +305,7 @@ def every(step: int, start: int = 0) -> Mask:
     return Every(check_integer(step, "the step of every", least=1), check_integer(start, "the start of every"))
 
 
+@explain_keywords
 def dilated(step: int) -> Mask:
     """A query sees the keys whose distance from it is a multiple of `step`, on both sides, and itself.
 
@@ -325,6 +329,7 @@ def dilated(step: int) -> Mask:
     return Dilated(check_integer(step, "the step of dilated", least=1))
 
 
+@explain_keywords
 def prefix(n: int) -> Mask:
     """All queries see the first n keys: j < n.
 
@@ -353,6 +358,7 @@ def prefix(n: int) -> Mask:
     return Prefix(check_integer(n, "the n of prefix"))
 
 
+@explain_keywords
 def blocks(size: int) -> Mask:
     """A query sees the keys of its block of `size` positions: p // size = j // size.
 
@@ -381,6 +387,7 @@ def blocks(size: int) -> Mask:
     return Blocks(check_integer(size, "the size of blocks", least=1))
 
 
+@explain_keywords
 def scattered(per_row: int, seed: int) -> Mask:
     """Each query sees min(per_row, S) distinct keys, selected by a hash of (seed, p, S).
 

@@ -5,10 +5,13 @@ papers (or of the released checkpoints, if they differ); change a field with `gp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import TypeVar
 
-from clearhead._core.keywords import explain_keywords
+from clearhead._core.keywords import CONVENTIONAL
 from clearhead.config import Config
+from clearhead.errors import KeywordError
 from clearhead.models.decoder import DecoderConfig
 from clearhead.models.encoder import EncoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
@@ -17,8 +20,24 @@ from clearhead.models.vision import VisionConfig
 from clearhead.nn import GELU, DepthScaled, LayerNorm, PostNorm, PreNorm, ReLU, TruncatedNormal, Xavier
 from clearhead.nn.positions import LearnedPositions, Sinusoidal
 
+C = TypeVar("C", bound=Config)
 
-@explain_keywords
+
+def _preset(function: Callable[[], C]) -> Callable[[], C]:
+    """Decorate a preset: a keyword raises an error that names `replace`."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def wrapper(**changes: object) -> C:
+        for keyword in changes:
+            field = CONVENTIONAL.get(keyword, (keyword,))[0].partition("=")[0]
+            raise KeywordError(f"{name} has no keyword {keyword!r}; use {name}().replace({field}=…)")
+        return function()
+
+    return wrapper
+
+
+@_preset
 def transformer_base() -> EncoderDecoderConfig:
     """Return the configuration of the original base Transformer (Vaswani et al., 2017): English to German."""
     return EncoderDecoderConfig(
@@ -28,13 +47,13 @@ def transformer_base() -> EncoderDecoderConfig:
     )  # fmt: skip
 
 
-@explain_keywords
+@_preset
 def transformer_big() -> EncoderDecoderConfig:
     """Return the configuration of the original big Transformer: twice the width, and more dropout."""
     return transformer_base().replace(d_model=1024, d_ff=4096, n_heads=16, dropout=0.3)
 
 
-@explain_keywords
+@_preset
 def gpt2() -> DecoderConfig:
     """Return the configuration of GPT-2 small (Radford et al., 2019): 124 million parameters."""
     return DecoderConfig(
@@ -44,25 +63,25 @@ def gpt2() -> DecoderConfig:
     )  # fmt: skip
 
 
-@explain_keywords
+@_preset
 def gpt2_medium() -> DecoderConfig:
     """Return the configuration of GPT-2 medium: 355 million parameters."""
     return gpt2().replace(d_model=1024, n_layers=24, n_heads=16)
 
 
-@explain_keywords
+@_preset
 def gpt2_large() -> DecoderConfig:
     """Return the configuration of GPT-2 large: 774 million parameters."""
     return gpt2().replace(d_model=1280, n_layers=36, n_heads=20)
 
 
-@explain_keywords
+@_preset
 def gpt2_xl() -> DecoderConfig:
     """Return the configuration of GPT-2 XL: 1.56 billion parameters."""
     return gpt2().replace(d_model=1600, n_layers=48, n_heads=25)
 
 
-@explain_keywords
+@_preset
 def bert_base() -> EncoderConfig:
     """Return the configuration of BERT base (Devlin et al., 2019), without segment embeddings."""
     return EncoderConfig(
@@ -72,7 +91,7 @@ def bert_base() -> EncoderConfig:
     )  # fmt: skip
 
 
-@explain_keywords
+@_preset
 def vit_base() -> VisionConfig:
     """Return the configuration of ViT base (Dosovitskiy et al., 2021): patches of 16, images of 224, 1,000 classes."""
     return VisionConfig(
@@ -81,25 +100,25 @@ def vit_base() -> VisionConfig:
     )  # fmt: skip
 
 
-@explain_keywords
+@_preset
 def vit_small() -> VisionConfig:
     """Return the configuration of ViT small (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=384, n_heads=6)
 
 
-@explain_keywords
+@_preset
 def vit_tiny() -> VisionConfig:
     """Return the configuration of ViT tiny (from DeiT): patches of 16, images of 224, 1,000 classes."""
     return vit_base().replace(d_model=192, n_heads=3)
 
 
-@explain_keywords
+@_preset
 def tiny_encoder() -> EncoderConfig:
     """Return the configuration of a small encoder for tests and first experiments."""
     return EncoderConfig(vocab_size=101, max_len=64, d_model=32, n_layers=2, n_heads=4, positions=Sinusoidal())
 
 
-@explain_keywords
+@_preset
 def tiny_decoder() -> DecoderConfig:
     """Return the configuration of a small decoder for tests and first experiments."""
     return DecoderConfig(
@@ -107,7 +126,7 @@ def tiny_decoder() -> DecoderConfig:
     )
 
 
-@explain_keywords
+@_preset
 def tiny_encoder_decoder() -> EncoderDecoderConfig:
     """Return the configuration of a small encoder-decoder for tests and first experiments."""
     return EncoderDecoderConfig(
@@ -116,7 +135,7 @@ def tiny_encoder_decoder() -> EncoderDecoderConfig:
     )  # fmt: skip
 
 
-@explain_keywords
+@_preset
 def tiny_vision() -> VisionConfig:
     """Return the configuration of a small vision Transformer for 32×32 grayscale digits."""
     return VisionConfig(
@@ -124,7 +143,7 @@ def tiny_vision() -> VisionConfig:
     )
 
 
-@explain_keywords
+@_preset
 def tiny_speech() -> CTCEncoderConfig:
     """Return the configuration of a small streaming speech encoder with a left context of 64 encoder frames."""
     return CTCEncoderConfig(d_model=32, n_layers=2, n_heads=4)

@@ -80,6 +80,7 @@ def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype 
     return folder
 
 
+@explain_keywords
 def load_checkpoint(
     folder: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:

@@ -9,10 +9,12 @@ from typing import ClassVar, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import PositiveFloat
 from clearhead.config import Validated
 
 
+@explain_keywords
 @dataclass(frozen=True)
 class LayerNorm(Validated):
     """Subtract the mean, divide by the standard deviation, then scale (and shift, with `bias`)."""
@@ -25,6 +27,7 @@ class LayerNorm(Validated):
         return nn.LayerNorm(d, eps=self.eps, bias=self.bias)
 
 
+@explain_keywords
 @dataclass(frozen=True)
 class RMSNorm(Validated):
     """Divide by the root mean square, then scale, without a mean or shift.

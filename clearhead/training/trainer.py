@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import validate
 from clearhead.data import Batch, Batches, Split, Task
 from clearhead.errors import ConfigError, StorageError
@@ -58,6 +59,7 @@ class Trainer:
         missing: Files that could not be exported, and why.
     """
 
+    @explain_keywords
     def __init__(
         self,
         model: nn.Module,

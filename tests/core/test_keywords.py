@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead import analysis, generation, hub, models
+from clearhead import analysis, generation, hub, masks, models
 from clearhead._core.keywords import CONVENTIONAL, explain_keywords
 from clearhead.generation import BeamSearch, Sample
 from clearhead.models import DecoderConfig, EncoderDecoderConfig
-from clearhead.training import TrainConfig
+from clearhead.nn.positions import Rotary
+from clearhead.training import TrainConfig, Trainer
 
 pytestmark = pytest.mark.bad_input
 
@@ -69,6 +70,34 @@ def decoder():
         (lambda model: analysis.run_with_cache(model, IDS, names_filter="x"), "use patterns"),
         (lambda model: generation.LogitsProcessors(repetition_penalt=2.0), "did you mean 'repetition_penalty'"),
         (lambda model: ch.save(model, save_directory="folder"), "use folder"),
+        (lambda model: ch.attend(Q, Q, Q, causal=True), r"use mask=masks\.causal\(\)"),
+        (lambda model: ch.attend(Q, Q, Q, window_size=4), r"use mask=masks\.window\(before, after\)"),
+        (lambda model: ch.attend(Q, Q, Q, softcap=4.0), r"use scores=SoftCapped\(cap\)"),
+        (lambda model: ch.attend(Q, Q, Q, score_mod=None), "use bias=…"),
+        (lambda model: ch.generate(model, IDS, seed=1), r"use strategy=Sample\(seed=…\)"),
+        (lambda model: ch.generate(model, IDS, length_penalty=1.0), r"use strategy=BeamSearch\(width, length_penalty"),
+        (lambda model: ch.generate(model, IDS, no_repeat_ngram_size=2), "use logits_processors=LogitsProcessors"),
+        (lambda model: ch.generate(model, IDS, streamer=None), "use stream, which yields each token"),
+        (lambda model: model.config.replace(n_embd=2), r"DecoderConfig\.replace has no keyword 'n_embd'; use d_model"),
+        (lambda model: DecoderConfig(**SIZES, rms_norm_eps=1e-6), r"use norm=RMSNorm\(eps=…\)"),
+        (lambda model: DecoderConfig(**SIZES, rope_theta=1e4), r"use positions=Rotary\(base=…\)"),
+        (lambda model: models.gpt2(n_layers=2), r"use gpt2\(\)\.replace\(n_layers=…\)"),
+        (lambda model: ch.train("text", weight_decay=0.1), "use overrides={'weight_decay': …}"),
+        (lambda model: Trainer(args=None), "Trainer has no keyword 'args'; expected one of: config"),
+        (lambda model: ch.check(model, is_causal=True), "use causal"),
+        (lambda model: ch.check(model, vocab_size=11), r"use inputs=Ids\(vocab_size\)"),
+        (lambda model: ch.MultiHeadAttention(12, 3, batch_first=True), "the only layout"),
+        (lambda model: masks.window(left=2, right=3), "window has no keyword 'left'; use before"),
+        (lambda model: masks.padding(attention_mask=IDS), "padding has no keyword 'attention_mask'; use lengths"),
+        (lambda model: masks.documents(cu_seqlens=IDS), "use ids"),
+        (lambda model: masks.every(stride=3), "use step"),
+        (lambda model: masks.blocks(block_size=3), "use size"),
+        (lambda model: masks.from_function(mask_mod=None), "use function"),
+        (lambda model: ch.ZeroAblation(head=3), "use heads"),
+        (lambda model: generation.Greedy(temperature=0.5), r"use Sample\(temperature=…\)"),
+        (lambda model: Rotary(theta=1e4), "use base"),
+        (lambda model: hub.export(model, save_directory="folder"), "use folder"),
+        (lambda model: models.load_checkpoint("folder", map_location="cpu"), "use device"),
     ],
 )
 def test_conventional_keyword_raises_type_error_that_names_ours(decoder, call, message):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from clearhead.errors import ConfigError
+from clearhead.errors import ConfigError, KeywordError
 from clearhead.masks import Mask, causal, every, padding, window
 from clearhead.models import PRESETS, Config, DecoderConfig, EncoderConfig, MeanPooling, VisionConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
@@ -143,7 +143,7 @@ def test_replace_validates():
     assert config.n_heads == 3
     with pytest.raises(ConfigError, match="d_model is 12 and n_heads is 5; expected a multiple of n_heads"):
         config.replace(n_heads=5)
-    with pytest.raises(ConfigError, match="no field 'n_head'; did you mean 'n_heads'"):
+    with pytest.raises(KeywordError, match="no keyword 'n_head'; use n_heads"):
         config.replace(n_head=4)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead.analysis.tracing.activation_store import CallContext
 from clearhead.analysis.tracing.recompute import Indices, resolve_indices
 from clearhead.errors import ConfigError, DtypeError, ShapeError
@@ -99,6 +100,7 @@ class Intervention(ABC):
         return [place - past for place in positions if past <= place < past + T]
 
 
+@explain_keywords
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ZeroAblation(Intervention):
     """Replace heads, positions, or the output of a module by zeros.
@@ -112,6 +114,7 @@ class ZeroAblation(Intervention):
         return part.new_zeros(())
 
 
+@explain_keywords
 @dataclass(frozen=True, eq=False)
 class MeanAblation(Intervention):
     """Replace by the mean over all sequences and positions of another run, which stays in the usual range of values.
@@ -131,6 +134,7 @@ class MeanAblation(Intervention):
         return x.mean(0) if x.dim() < 3 else x.mean(dim=(0, -2), keepdim=True).squeeze(0)
 
 
+@explain_keywords
 @dataclass(frozen=True, eq=False)
 class ReplaceActivation(Intervention):
     """Replace by a tensor, or by a function of the original activation.
@@ -160,6 +164,7 @@ class ReplaceActivation(Intervention):
         return replacement
 
 
+@explain_keywords
 @dataclass(frozen=True, eq=False)
 class PatchActivation(Intervention):
     """Replace by the same heads and positions of another run.

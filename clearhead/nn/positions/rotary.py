@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import PositiveFloat, PositiveInt, Range
 from clearhead.config import Validated
@@ -166,6 +167,7 @@ RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | LongRopeS
 LENGTH_DEPENDENT = (LongRopeScaling, DynamicNTKScaling)  # their angles depend on the length of the sequence
 
 
+@explain_keywords
 @dataclass(frozen=True)
 class Rotary(Validated):
     """Rotate the first `partial_rotary_factor` of every head's features; the remaining features encode no position.
