@@ -17,19 +17,15 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, NoReturn
 
+from clearhead._core.token_parser import Token, TokenParser
 from clearhead._core.validation import did_you_mean
-from clearhead.errors import ClearheadError, ParseError
 from clearhead.masks.base import MAX_DEPTH, Mask
 from clearhead.masks.data import DataMask, allow, documents, forbid, padding
 from clearhead.masks.grids import axis, clamped
 from clearhead.masks.operators import And, Not, Or, Transposed, join, per_head, wrap
 from clearhead.masks.selection import intervals, selected
 from clearhead.masks.structural import blocks, causal, dilated, every, full, prefix, scattered, window
-
-MAX_TEXT = 65_536
-"""Maximum text length in characters: enough for every expression that can be built."""
 
 TOKEN = re.compile(
     r"\s*(?:(?P<number>-?[0-9][0-9_]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[&|~().,=])|(?P<end>\Z)|(?P<other>.))",
@@ -52,12 +48,6 @@ _REQUIRED = {
 }
 
 
-class _Token(NamedTuple):
-    kind: str  # "number", "name", "sign" or "end"
-    text: str
-    column: int  # from 1
-
-
 def parse(text: str, /, **data: object) -> Mask:
     """Return the mask that `text` describes; `parse(str(m)) == m` for every structural mask.
 
@@ -69,113 +59,83 @@ def parse(text: str, /, **data: object) -> Mask:
 
     Raises:
         ParseError: The text is not a valid mask. The message shows the position and `column` (from 1) contains it."""
-    if not isinstance(text, str):
-        raise ParseError(f"got {type(text).__name__}; expected the text of a mask such as 'causal()'")
-    if len(text) > MAX_TEXT:
-        raise ParseError(f"the text has {len(text)} characters; expected at most {MAX_TEXT}", column=1)
     return _Parser(text, data).parse()
 
 
-class _Parser:
+class _Parser(TokenParser):
     def __init__(self, text: str, data: Mapping[str, object]) -> None:
-        self.text = text
+        super().__init__(text, TOKEN, "a mask such as 'causal()'")
         self.data = data
-        self.tokens = self._tokenize()
-        self.index = 0
-
-    # -- tokens -------------------------------------------------------------------------------------------------------
-
-    def _tokenize(self) -> list[_Token]:
-        tokens: list[_Token] = []
-        for match in TOKEN.finditer(self.text):
-            kind = match.lastgroup or ""
-            token = _Token(kind, match[kind], match.start(kind) + 1)
-            if kind == "other":
-                self._fail(f"{token.text!r} is unexpected here", token.column)
-            tokens.append(token)
-            if kind == "end":
-                break
-        return tokens
-
-    def _next(self) -> _Token:
-        token = self.tokens[self.index]
-        self.index = min(self.index + 1, len(self.tokens) - 1)
-        return token
-
-    def _skip(self, sign: str) -> bool:
-        is_next = self.tokens[self.index].text == sign
-        self.index += is_next
-        return is_next
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
     def parse(self) -> Mask:
         mask = self._either(0)
-        token = self._next()
+        token = self.next_token()
         if token.text == ")":
-            self._fail("this parenthesis has no opening parenthesis", token.column)
+            self.fail("this parenthesis has no opening parenthesis", token.column)
         if token.kind != "end":
-            self._fail(f"expected &, | or .T before {token.text!r}", token.column)
+            self.fail(f"expected &, | or .T before {token.text!r}", token.column)
         return mask
 
     def _either(self, depth: int) -> Mask:
         parts = [self._both(depth)]
-        while self._skip("|"):
+        while self.skip("|"):
             parts.append(self._both(depth))
-        return self._build(join, Or, parts)
+        return self.build(join, Or, parts)
 
     def _both(self, depth: int) -> Mask:
         parts = [self._item(depth)]
-        while self._skip("&"):
+        while self.skip("&"):
             parts.append(self._item(depth))
-        return self._build(join, And, parts)
+        return self.build(join, And, parts)
 
     def _item(self, depth: int) -> Mask:
         negated = False
-        while self._skip("~"):
+        while self.skip("~"):
             negated = not negated
         mask = self._primary(depth)
-        while self._skip("."):
-            if not self._skip("T"):
-                self._fail("expected T after the dot: m.T exchanges queries and keys")
-            mask = self._build(wrap, Transposed, mask)
-        return self._build(wrap, Not, mask) if negated else mask
+        while self.skip("."):
+            if not self.skip("T"):
+                self.fail("expected T after the dot: m.T exchanges queries and keys")
+            mask = self.build(wrap, Transposed, mask)
+        return self.build(wrap, Not, mask) if negated else mask
 
     def _primary(self, depth: int) -> Mask:
-        token = self._next()
+        token = self.next_token()
         if token.kind == "name":
             return self._call(token, depth)
         if token.text != "(":
             problem = "the text ends" if token.kind == "end" else f"got {token.text!r}"
-            self._fail(f"expected a mask such as causal(), but {problem}", token.column)
+            self.fail(f"expected a mask such as causal(), but {problem}", token.column)
         mask = self._inner(token, depth)
-        after = self._next()
+        after = self.next_token()
         if after.kind == "end":
-            self._fail("this parenthesis is never closed", token.column)
+            self.fail("this parenthesis is never closed", token.column)
         if after.text != ")":
-            self._fail(f"expected &, | or .T before {after.text!r}", after.column)
+            self.fail(f"expected &, | or .T before {after.text!r}", after.column)
         return mask
 
-    def _inner(self, token: _Token, depth: int) -> Mask:
+    def _inner(self, token: Token, depth: int) -> Mask:
         """Return the expression inside a parenthesis."""
         if depth == MAX_DEPTH:
-            self._fail(f"parentheses nest more than {MAX_DEPTH} deep", token.column)
+            self.fail(f"parentheses nest more than {MAX_DEPTH} deep", token.column)
         return self._either(depth + 1)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _call(self, name: _Token, depth: int) -> Mask:
+    def _call(self, name: Token, depth: int) -> Mask:
         owner = name.text
         if owner not in _CONSTRUCTORS:
-            self._fail(f"unknown mask {_short_repr(owner)}; {did_you_mean(owner, _CONSTRUCTORS)}", name.column)
-        if not self._skip("("):
-            self._fail(f"expected ( after {owner}")
-        arguments: dict[str, _Token] = {}
+            self.fail(f"unknown mask {_short_repr(owner)}; {did_you_mean(owner, _CONSTRUCTORS)}", name.column)
+        if not self.skip("("):
+            self.fail(f"expected ( after {owner}")
+        arguments: dict[str, Token] = {}
         values: dict[str, object] = {}
         parts: list[object] = []
-        while not self._skip(")"):
-            if arguments and not self._skip(",") and self.tokens[self.index].kind != "end":
-                self._fail(f"expected , or ) in the arguments of {owner}")
+        while not self.skip(")"):
+            if arguments and not self.skip(",") and self.tokens[self.index].kind != "end":
+                self.fail(f"expected , or ) in the arguments of {owner}")
             parameter, token = self._argument(owner, arguments)
             arguments[parameter] = token
             value = self._value(owner, parameter, token, depth)
@@ -185,25 +145,25 @@ class _Parser:
                 values[parameter] = value
         missing = [word for word in _REQUIRED[owner] if word not in arguments]
         if missing:
-            self._fail(f"{owner} needs {' and '.join(missing)}: {_usage(owner)}", name.column)
-        mask = self._build(_CONSTRUCTORS[owner], *parts, column=name.column, **values)
+            self.fail(f"{owner} needs {' and '.join(missing)}: {_usage(owner)}", name.column)
+        mask = self.build(_CONSTRUCTORS[owner], *parts, column=name.column, **values)
         if isinstance(mask, DataMask):
             tensors = [word for word in _PARAMETERS[owner] if word in arguments and _takes_tensor(owner, word)]
             names = tuple([arguments[word].text for word in tensors])
             mask = dataclasses.replace(mask, names=names)
         return mask
 
-    def _argument(self, owner: str, arguments: dict[str, _Token]) -> tuple[str, _Token]:
+    def _argument(self, owner: str, arguments: dict[str, Token]) -> tuple[str, Token]:
         """Return the next parameter and the token of its value."""
-        token = self._next()
+        token = self.next_token()
         parameters = _PARAMETERS[owner]
         if token.kind == "end":
-            self._fail(f"the bracket of {owner}( is not closed: {_usage(owner)}", token.column)
-        if token.kind == "name" and self._skip("="):
-            parameter, value = token.text, self._next()
+            self.fail(f"the bracket of {owner}( is not closed: {_usage(owner)}", token.column)
+        if token.kind == "name" and self.skip("="):
+            parameter, value = token.text, self.next_token()
             if parameter not in parameters or parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
                 near = _guess(parameter, parameters)
-                self._fail(f"{owner} has no argument {_short_repr(parameter)}{near}: {_usage(owner)}", token.column)
+                self.fail(f"{owner} has no argument {_short_repr(parameter)}{near}: {_usage(owner)}", token.column)
         else:
             positional = [
                 word for word, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY
@@ -211,13 +171,13 @@ class _Parser:
             if positional and parameters[positional[0]].kind is inspect.Parameter.VAR_POSITIONAL:
                 return positional[0], token
             if len(arguments) >= len(positional):
-                self._fail(f"too many arguments: {_usage(owner)}", token.column)
+                self.fail(f"too many arguments: {_usage(owner)}", token.column)
             parameter, value = positional[len(arguments)], token
         if parameter in arguments:
-            self._fail(f"{parameter} is repeated", token.column)
+            self.fail(f"{parameter} is repeated", token.column)
         return parameter, value
 
-    def _value(self, owner: str, parameter: str, token: _Token, depth: int) -> object:
+    def _value(self, owner: str, parameter: str, token: Token, depth: int) -> object:
         kind = str(_PARAMETERS[owner][parameter].annotation)
         if kind == "Mask":
             self.index -= 1  # an expression begins with this token
@@ -229,52 +189,33 @@ class _Parser:
         if token.kind == "number" and parameter == "lengths":
             return [int(token.text.replace("_", "")[:12])]  # a batch of one
         if token.kind != "name":
-            self._fail(f"expected the name of a tensor for {parameter}: {_usage(owner)}", token.column)
+            self.fail(f"expected the name of a tensor for {parameter}: {_usage(owner)}", token.column)
         if token.text not in self.data:
             near = _guess(token.text, self.data)
             advice = f"pass it with parse(text, {token.text[:40]}=…)"
-            self._fail(f"no tensor named {_short_repr(token.text)}{near}: {advice}", token.column)
+            self.fail(f"no tensor named {_short_repr(token.text)}{near}: {advice}", token.column)
         return self.data[token.text]
 
-    def _integer(self, owner: str, parameter: str, token: _Token) -> int:
+    def _integer(self, owner: str, parameter: str, token: Token) -> int:
         if token.kind != "number":
-            self._fail(f"expected an integer for {parameter}: {_usage(owner)}", token.column)
+            self.fail(f"expected an integer for {parameter}: {_usage(owner)}", token.column)
         digits = token.text.replace("_", "")
         if len(digits) > 12:
-            self._fail(f"{digits[:12]}… is too large for {parameter}", token.column)
+            self.fail(f"{digits[:12]}… is too large for {parameter}", token.column)
         return int(digits)
 
-    def _sizes(self, owner: str, parameter: str, token: _Token) -> tuple[int, ...]:
+    def _sizes(self, owner: str, parameter: str, token: Token) -> tuple[int, ...]:
         """Return the integers of a tuple such as (64, 64)."""
         if token.text != "(":
-            self._fail(f"expected sizes such as (64, 64) for {parameter}: {_usage(owner)}", token.column)
+            self.fail(f"expected sizes such as (64, 64) for {parameter}: {_usage(owner)}", token.column)
         sizes: list[int] = []
-        while not self._skip(")"):
-            if sizes and not self._skip(","):
-                self._fail(f"expected , or ) in the sizes of {parameter}")
-            if self._skip(")"):
+        while not self.skip(")"):
+            if sizes and not self.skip(","):
+                self.fail(f"expected , or ) in the sizes of {parameter}")
+            if self.skip(")"):
                 break
-            sizes.append(self._integer(owner, parameter, self._next()))
+            sizes.append(self._integer(owner, parameter, self.next_token()))
         return tuple(sizes)
-
-    # -- errors -------------------------------------------------------------------------------------------------------
-
-    def _build(self, build: Callable[..., Mask], *parts: object, column: int | None = None, **values: object) -> Mask:
-        """Call a constructor or operator and report its errors at a position in the text."""
-        try:
-            return build(*parts, **values)
-        except ClearheadError as error:
-            self._fail(str(error), column)
-
-    def _fail(self, message: str, column: int | None = None) -> NoReturn:
-        """Raise a ParseError at a column (default: the next token), with an excerpt and a caret below it."""
-        column = self.tokens[self.index].column if column is None else column
-        start, stop = max(0, column - 41), column + 30
-        excerpt = "".join([c if c.isprintable() else " " for c in self.text[start:stop]])
-        front, back = "…" if start else "", "…" if stop < len(self.text) else ""
-        caret = " " * (len(front) + column - 1 - start) + "^"
-        lines = [f"column {column}: {message}", f"  {front}{excerpt}{back}", f"  {caret}"]
-        raise ParseError("\n".join(lines), text=self.text, column=column)
 
 
 def _takes_tensor(owner: str, parameter: str) -> bool:

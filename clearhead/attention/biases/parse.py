@@ -14,19 +14,15 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn
 
 from torch import Tensor
 
+from clearhead._core.token_parser import Token, TokenParser
 from clearhead._core.validation import did_you_mean
 from clearhead.attention.biases.base import Bias, Sum, as_bias
 from clearhead.attention.biases.buckets import buckets
 from clearhead.attention.biases.expressions import Alibi, Relative, alibi, distance, relative
 from clearhead.attention.biases.functions import DistanceFunction, clipped, gaussian, linear, logarithm, power
-from clearhead.errors import ClearheadError, ParseError
-
-MAX_TEXT = 65_536
-"""Maximum text length in characters."""
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
@@ -38,12 +34,6 @@ _VALUES: dict[str, Callable[..., object]] = {
     function.__name__: function for function in (buckets, linear, clipped, logarithm, power, gaussian)
 }
 _CONSTANTS = {"True": True, "False": False}
-
-
-class _BiasToken(NamedTuple):
-    kind: str  # "number", "name", "sign" or "end"
-    text: str
-    column: int  # from 1
 
 
 def parse(text: str, /, **tensors: Tensor) -> Bias:
@@ -61,69 +51,55 @@ def parse(text: str, /, **tensors: Tensor) -> Bias:
     Raises:
         ParseError: If the text is not a bias; the message shows the position.
     """
-    if not isinstance(text, str):
-        raise ParseError(f"got {type(text).__name__}; expected the text of a bias such as 'alibi(8)'")
-    if len(text) > MAX_TEXT:
-        raise ParseError(f"the text has {len(text)} characters; expected at most {MAX_TEXT}", column=1)
     return _BiasParser(text, tensors).parse()
 
 
-class _BiasParser:
+class _BiasParser(TokenParser):
     def __init__(self, text: str, tensors: Mapping[str, Tensor]) -> None:
-        self.text, self.tensors, self.index = text, tensors, 0
-        self.tokens: list[_BiasToken] = []
-        for match in _TOKEN.finditer(text):
-            kind = match.lastgroup or ""
-            token = _BiasToken(kind, match[kind], match.start(kind) + 1)
-            if kind == "other":
-                self._fail(f"{token.text!r} is unexpected here", token.column)
-            self.tokens.append(token)
-            if kind == "end":
-                break
+        super().__init__(text, _TOKEN, "a bias such as 'alibi(8)'")
+        self.tensors = tensors
 
     def parse(self) -> Bias:
         """Return the bias of the whole text."""
         terms = [self._term()]
-        while self._skip("+"):
+        while self.skip("+"):
             terms.append(self._term())
         token = self.tokens[self.index]
         if token.kind != "end":
-            self._fail(f"expected + before {token.text!r}", token.column)
+            self.fail(f"expected + before {token.text!r}", token.column)
         return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
     def _term(self) -> Bias:
-        token = self._next()
+        token = self.next_token()
         if token.kind != "name":
             problem = "the text ends" if token.kind == "end" else f"got {token.text!r}"
-            self._fail(f"expected a bias such as alibi(8), but {problem}", token.column)
+            self.fail(f"expected a bias such as alibi(8), but {problem}", token.column)
         if self.tokens[self.index].text != "(":
             tensor = self._tensor(token)
-            value = self._build(lambda: as_bias(tensor, token.text), token.column)
-            assert isinstance(value, Bias)
-            return value
+            return self.build(as_bias, tensor, token.text, column=token.column)
         if token.text not in _BIASES:
-            self._fail(f"unknown bias {token.text[:40]!r}; {did_you_mean(token.text, _BIASES)}", token.column)
+            self.fail(f"unknown bias {token.text[:40]!r}; {did_you_mean(token.text, _BIASES)}", token.column)
         value = self._call(token, _BIASES[token.text])
         assert isinstance(value, Bias)
         return value
 
-    def _call(self, name: _BiasToken, constructor: Callable[..., object]) -> object:
+    def _call(self, name: Token, constructor: Callable[..., object]) -> object:
         """Return the value of name(arguments); the next token is the opening parenthesis."""
-        self._next()
+        self.next_token()
         parameters = list(inspect.signature(constructor).parameters)
         values: dict[str, object] = {}
         names: list[str] = []  # of tensors, and of other arguments to keep the order
-        while not self._skip(")"):
-            if values and not self._skip(","):
-                self._fail(f"expected , or ) in the arguments of {name.text}")
+        while not self.skip(")"):
+            if values and not self.skip(","):
+                self.fail(f"expected , or ) in the arguments of {name.text}")
             parameter = self._parameter(name.text, parameters, values)
             argument_name = self.tokens[self.index].text
             values[parameter] = self._argument(name.text, parameter)
             names.append(argument_name if isinstance(values[parameter], Tensor) else parameter)
         try:
-            built = self._build(lambda: constructor(**values), name.column)
+            built = self.build(constructor, column=name.column, **values)
         except TypeError:
-            self._fail(f"{name.text} needs arguments: {name.text}({', '.join(parameters)})", name.column)
+            self.fail(f"{name.text} needs arguments: {name.text}({', '.join(parameters)})", name.column)
         return _with_names(built, values, names, parameters)
 
     def _parameter(self, owner: str, parameters: list[str], values: Mapping[str, object]) -> str:
@@ -132,66 +108,39 @@ class _BiasParser:
         if token.kind == "name" and self.tokens[self.index + 1].text == "=":
             self.index += 2
             if token.text not in parameters:
-                self._fail(f"{owner} has no argument {token.text[:40]!r}: {', '.join(parameters)}", token.column)
+                self.fail(f"{owner} has no argument {token.text[:40]!r}: {', '.join(parameters)}", token.column)
             if token.text in values:
-                self._fail(f"{token.text} is repeated", token.column)
+                self.fail(f"{token.text} is repeated", token.column)
             return token.text
         if len(values) >= len(parameters):
-            self._fail(f"too many arguments: {owner}({', '.join(parameters)})", token.column)
+            self.fail(f"too many arguments: {owner}({', '.join(parameters)})", token.column)
         parameter = parameters[len(values)]
         if parameter in values:
-            self._fail(f"{parameter} is repeated", token.column)
+            self.fail(f"{parameter} is repeated", token.column)
         return parameter
 
     def _argument(self, owner: str, parameter: str) -> object:
-        token = self._next()
+        token = self.next_token()
         if token.kind == "number":
             return int(token.text) if re.fullmatch(r"-?[0-9]+", token.text) else float(token.text)
         if token.kind != "name":
             problem = "the text ends" if token.kind == "end" else f"got {token.text!r}"
-            self._fail(f"expected {parameter} of {owner}, but {problem}", token.column)
+            self.fail(f"expected {parameter} of {owner}, but {problem}", token.column)
         if token.text in _CONSTANTS:
             return _CONSTANTS[token.text]
         if self.tokens[self.index].text != "(":
             return self._tensor(token)
         if token.text not in _VALUES:
-            self._fail(f"unknown function {token.text[:40]!r}; {did_you_mean(token.text, _VALUES)}", token.column)
+            self.fail(f"unknown function {token.text[:40]!r}; {did_you_mean(token.text, _VALUES)}", token.column)
         return self._call(token, _VALUES[token.text])
 
-    def _tensor(self, token: _BiasToken) -> Tensor:
+    def _tensor(self, token: Token) -> Tensor:
         if token.text not in self.tensors:
             if token.text in _BIASES or token.text in _VALUES:
-                self._fail(f"expected ( after {token.text}", token.column + len(token.text))
+                self.fail(f"expected ( after {token.text}", token.column + len(token.text))
             advice = f"pass it with parse(text, {token.text[:40]}=…)"
-            self._fail(f"no tensor named {token.text[:40]!r}: {advice}", token.column)
+            self.fail(f"no tensor named {token.text[:40]!r}: {advice}", token.column)
         return self.tensors[token.text]
-
-    def _next(self) -> _BiasToken:
-        token = self.tokens[self.index]
-        self.index = min(self.index + 1, len(self.tokens) - 1)
-        return token
-
-    def _skip(self, sign: str) -> bool:
-        is_next = self.tokens[self.index].text == sign
-        self.index += is_next
-        return is_next
-
-    def _build(self, build: Callable[[], object], column: int) -> object:
-        """Call a constructor and report its errors at a position in the text."""
-        try:
-            return build()
-        except ClearheadError as error:
-            self._fail(str(error), column)
-
-    def _fail(self, message: str, column: int | None = None) -> NoReturn:
-        """Raise a ParseError at a column (default: the next token), with an excerpt and a caret below it."""
-        column = self.tokens[self.index].column if column is None else column
-        start, stop = max(0, column - 41), column + 30
-        excerpt = "".join([c if c.isprintable() else " " for c in self.text[start:stop]])
-        front, back = "…" if start else "", "…" if stop < len(self.text) else ""
-        caret = " " * (len(front) + column - 1 - start) + "^"
-        lines = [f"column {column}: {message}", f"  {front}{excerpt}{back}", f"  {caret}"]
-        raise ParseError("\n".join(lines), text=self.text, column=column)
 
 
 def _with_names(built: object, values: Mapping[str, object], names: list[str], parameters: list[str]) -> object:
