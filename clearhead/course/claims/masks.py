@@ -13,7 +13,7 @@ from clearhead.course.claims.experiment import Experiment
 from clearhead.course.claims.figure import MatrixFigure
 from clearhead.course.claims.numerics import max_abs_diff
 from clearhead.course.claims.registry import ANSWERED, EXERCISES, HOMEWORK, claim
-from clearhead.masks import padding
+from clearhead.masks import causal, full, padding
 from clearhead.models import DecoderConfig, EncoderConfig, EncoderDecoder, EncoderDecoderConfig
 from clearhead.nn.positions import NoPE
 
@@ -40,6 +40,18 @@ def causal_zero_future(t: Experiment) -> None:
     t.assert_equal("weights of later keys", a.tril(-1).max().item(), 0, "largest {:g}")
     low, high = a.sum(0).aminmax()
     t.record_case("column sums", f"{low:.12f} … {high:.12f}", max(1 - low, high - 1) < 1e-12)
+
+
+@claim(
+    HOMEWORK,
+    "1.4a.2 and 1.4b.1",
+    statement="In a Transformer every token can attend directly to every other token.",
+    method="Pairs of query and key that an encoder and a decoder allow, 5 tokens, counted by the masks.",
+    condition="no mask hides tokens, as in an encoder; in a decoder a token attends to earlier tokens and itself",
+)
+def every_token_attends(t: Experiment) -> None:
+    for name, mask in (("encoder", full()), ("decoder", causal())):
+        t.assert_equal(name, mask.count(5), 25, "{} of 25 pairs", in_scope=name == "encoder")
 
 
 @claim(

@@ -273,19 +273,19 @@ def heads_one_by_one(t: Experiment) -> None:
     "1.4c.4",
     statement="Several heads are redundant: if one fails to catch something, others may make up for it.",
     method=(
-        "Two hard heads over the values 3 and 5 in fractions, looking at the same token and at different "
-        "ones; one is silenced, and what is left says which tokens can still be told apart."
+        "Two hard heads over the values 3 and 5 in fractions that attend to the same token or to different ones; the "
+        "output of one head is set to 0: which tokens does the rest still distinguish?"
     ),
 )
 def heads_redundancy(t: Experiment) -> None:
-    # The first head looks at the first token, is silent and gives 0; the second looks there as well, or at the other.
+    # The first head attends to the first token and is set to 0; the second attends to the same token, or to the other.
     alike, other = (
         [[0, *exact.matmul([exact.hardest(scores)], exact.matrix([[first], [5]]))[0]] for first in (3, 4)]
         for scores in ([1, 0], [0, 1])
     )
-    case_name = "heads that look at the same token: outputs for a first value of 3 and of 4"
+    case_name = "heads that attend to the same token: outputs for a first value of 3 and of 4"
     t.record_case(case_name, exact.pair(alike[0], alike[1]), alike[0] != alike[1])
-    t.note(f"heads that look at different tokens: {exact.pair(other[0], other[1])}, which is lost")
+    t.note(f"heads that attend to different tokens: {exact.pair(other[0], other[1])}, so that the value is lost")
 
 
 def log_gradient_ratios(gain: float, starts: int) -> torch.Tensor:
@@ -365,3 +365,24 @@ def heads_own_optima(t: Experiment) -> None:
         "other heads.",
         change > 1e-6,
     )
+
+
+@claim(
+    ANSWERED,
+    "Q2c.3",
+    statement="Natural specialization of the heads emerges to minimize redundancy.",
+    method=(
+        "Two heads with the weights ½, ½ on two tokens and one step of gradient descent on the expected squared error: "
+        "the overlap of their weights, Σ min(a₁, a₂), if each token is asked for, and if their mean is asked for."
+    ),
+    condition="different heads lower the loss; equal heads that already give the right output remain equal",
+)
+def specialization_redundancy(t: Experiment) -> None:
+    targets = {"each token asked for": torch.eye(2), "their mean asked for": torch.full((1, 2), 0.5)}
+    for name, target in targets.items():
+        scores = torch.zeros(2, 2, requires_grad=True)
+        read = torch.eye(2) if len(target) == 2 else torch.full((1, 2), 0.5)
+        # The values are independent with variance 1, so the expected squared error is a sum of squares.
+        gradient = jacobian_row((read @ scores.softmax(-1) - target).square().sum(), scores)
+        overlap = (scores - gradient).softmax(-1).amin(0).sum().item()
+        t.record_case(f"{name}: overlap", f"1.000 → {overlap:.3f}", overlap < 1, in_scope=len(target) == 2)

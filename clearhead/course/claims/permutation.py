@@ -185,24 +185,26 @@ def cat_chased_dog(t: Experiment) -> None:
 @claim(
     ANSWERED,
     "Q1d",
-    statement=("Weights depend only on content: they are proportional to exp(q·k), scaled as in the document's eq. 4."),
+    statement="Attention weights depend only on content similarity: they are proportional to exp(q·k).",
     method=(
-        "`attend` on 5 random tokens of width 4: ratios of weights against exp((q·k − q·l)/√4); then the "
-        "tokens in every order: is the weight of a token for a token the same wherever they stand?"
+        "`attend` on 5 random tokens of width 4, in every order: is the weight of a token for a token the same at all "
+        "positions? Then ratios of weights against exp((q·k − q·l)/√4) and against exp(q·k − q·l)."
     ),
+    condition="q·k stands for the scaled score q·k/√d_k of the document's own eq. 4",
 )
 def weights_by_content(t: Experiment) -> None:
     x = t.normal(5, 4)
     outputs = single_head_attention(x, x)
-    scores = x @ x.T / 2
-    gap = max_abs_diff((outputs / outputs[:, :1]).log(), scores - scores[:, :1])
-    t.assert_below("logarithms of their ratios: largest difference", gap, 1e-12)
     moved = [
         max_abs_diff(single_head_attention(x[[*o]], x[[*o]]), outputs[[*o]][:, [*o]]) for o in permutations(range(5))
     ]
     t.assert_below("120 orders: largest change of a weight", max(moved), 1e-12)
-    off = max_abs_diff(outputs / outputs[:, :1], (x @ x.T - (x @ x.T)[:, :1]).exp())
-    t.note(f"without the scale, as the line has it, the ratios would differ by up to {off:.2f}")
+    ratios = (outputs / outputs[:, :1]).log()
+    for name, scale in (("scaled", 2), ("as the line has it, without the scale", 1)):
+        scores = x @ x.T / scale
+        gap = max_abs_diff(ratios, scores - scores[:, :1])
+        case_name = f"{name}: logarithms of the ratios of weights, largest difference"
+        t.assert_below(case_name, gap, 1e-12, "{:.2g}", in_scope=scale == 2)
 
 
 @claim(

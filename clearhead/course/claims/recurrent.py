@@ -50,6 +50,25 @@ def rnn_update(t: Experiment) -> None:
 
 
 @claim(
+    FINAL,
+    "Part 1, Q6, first line of the derivative (as the text at hand has it)",
+    statement="The factor (g(w g(a x₁) + a x₂) − y) is h₂.",
+    method="The factor with the brace below it against the second state, for g = tanh at one point.",
+)
+def rnn_brace(t: Experiment) -> None:
+    w, a, y = 0.7, -0.4, 0.5
+    x = (1.3, 0.6)
+    h = 0.0
+    for value in x:
+        h = math.tanh(w * h + a * value)
+    nested = math.tanh(w * math.tanh(a * x[0]) + a * x[1])
+    case_name = f"w = {w}, a = {a}, x = {x}, y = {y}: the factor and h₂"
+    t.record_case(case_name, f"{nested - y:.4f} and {h:.4f}", abs(nested - y - h) < 1e-12)
+    correct = "The brace belongs to g(…) alone: the factor is h₂ − y, as the next line of the same solution has it."
+    t.intended(correct, abs(nested - h) < 1e-12)
+
+
+@claim(
     HOMEWORK,
     "1.4a.2",
     statement=(

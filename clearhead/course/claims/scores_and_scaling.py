@@ -32,26 +32,42 @@ def score_moments(
     return first, sp.simplify(exact.expectation(score**2, (*q, *k), moments) - first**2)
 
 
+def moments_of_equal_vectors(d: int) -> tuple[sp.Expr, sp.Expr]:
+    """Return mean and variance of Σ_j q_j q_j for independent standard normal entries."""
+    q = sp.symbols(f"q:{d}")
+    score = sum(x**2 for x in q)
+    normal = (1, 0, 1, 0, 3)  # E x⁰ … E x⁴
+    first = exact.expectation(score, q, normal)
+    return first, exact.expectation(score**2, q, normal) - first**2
+
+
 @claim(
     ANSWERED,
     "Q1a",
-    statement="The dot product of two independent standard normal vectors has expectation 0.",
-    method="Expectation of the polynomial Σ q_j k_j from the moments of its entries, exactly; any law with mean 0.",
+    statement="The dot product of two standard normal vectors q and k has expectation 0.",
+    method=(
+        "Expectation of the polynomial Σ q_j k_j from the moments of its entries, exactly, for any law with mean 0; "
+        "then for q = k, which the condition of the document, q, k ∼ N(0, I), does not exclude."
+    ),
+    condition="q and k are independent of each other",
 )
 def score_mean(t: Experiment) -> None:
     for d in WIDTHS:
         t.assert_equal(f"d = {d}", score_moments(d)[0], 0, "E = {}")
+    t.assert_equal("d = 3, q = k", moments_of_equal_vectors(3)[0], 0, "E = {}", in_scope=False)
 
 
 @claim(
     ANSWERED,
     "Q1a",
-    statement="Its variance is d_k, so its standard deviation is √d_k.",
-    method="Second moment of the polynomial, exactly, for any entries with mean 0 and variance 1.",
+    statement="The dot product of two standard normal vectors q and k has variance d_k and standard deviation √d_k.",
+    method="Second moment of the polynomial, exactly, for any entries with mean 0 and variance 1; then for q = k.",
+    condition="q and k are independent of each other",
 )
 def score_variance(t: Experiment) -> None:
     for d in WIDTHS:
         t.assert_equal(f"d = {d}", score_moments(d)[1], d, lambda v: f"Var = {v}, σ = {sp.sqrt(v)}")
+    t.assert_equal("d = 3, q = k", moments_of_equal_vectors(3)[1], 3, "Var = {}", in_scope=False)
 
 
 @claim(
@@ -97,9 +113,7 @@ def unit_variance_enough(t: Experiment) -> None:
     for mu in (0, 1, 2):
         variance = score_moments(3, mean=mu, square=1 + mu**2)[1]
         t.assert_equal(f"d = 3, mean {mu}, variance 1", variance, 3, "Var = {}", in_scope=mu == 0)
-    q = sp.symbols("q:3")
-    normal, score = (1, 0, 1, 0, 3), sum(x**2 for x in q)  # E x⁰ … E x⁴
-    same = exact.expectation(score**2, q, normal) - exact.expectation(score, q, normal) ** 2
+    same = moments_of_equal_vectors(3)[1]
     t.assert_equal("d = 3, key = query, normal entries", same, 3, "Var = {}", in_scope=False)
 
 

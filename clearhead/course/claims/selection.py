@@ -112,6 +112,48 @@ def attention_as_convolution(t: Experiment) -> None:
 
 @claim(
     HOMEWORK,
+    "1.3d, first sentence",
+    statement=(
+        "Self-attention can behave like a convolution when its weights form a band: each position attends to itself "
+        "and to a neighborhood of fixed size."
+    ),
+    method=(
+        "A convolution answers an impulse at position 4 as one at position 3, one position later. Two bands of three "
+        "weights per row, in fractions, 7 positions: the same weights in every row, and weights that alternate."
+    ),
+    condition="the weights within the band are the same at every position, so that they depend on the offset alone",
+)
+def band_as_convolution(t: Experiment) -> None:
+    first, second = ([Fraction(x, 4) for x in row] for row in ((1, 2, 1), (2, 1, 1)))
+    for name, rows in (("same weights", [first] * 7), ("alternating weights", [first, second] * 3 + [first])):
+        a = [[row[j - i + 1] if abs(j - i) <= 1 else Fraction(0) for j in range(7)] for i, row in enumerate(rows)]
+        third, fourth = ([a[i][at] for i in range(at - 1, at + 2)] for at in (2, 3))
+        is_same = name == "same weights"
+        case_name = f"{name}: outputs around an impulse at position 3 and at position 4"
+        t.record_case(case_name, exact.pair(third, fourth), third == fourth, in_scope=is_same)
+
+
+@claim(
+    HOMEWORK,
+    "1.1c, implementation",
+    statement="A fully connected architecture implements hard attention by an argmax in place of the softmax.",
+    method=(
+        "Outputs of argmax attention over the values 3 and 5 for two pairs of keys, and of a fully connected layer "
+        "over the positions, whose weights are one-hot and the same for every input, in fractions."
+    ),
+    condition="every input selects the same positions; the argmax depends on queries and keys, constant weights do not",
+)
+def argmax_fully_connected(t: Experiment) -> None:
+    queries, values = exact.matrix("1 0; 0 1"), exact.matrix("3; 5")
+    layer = exact.matmul(exact.eye(2), values)  # W = I
+    for keys, is_same in (("1 0; 0 1", True), ("0 1; 1 0", False)):
+        outputs = exact.attention(queries, exact.matrix(keys), values, by=exact.hardest)
+        case_name = f"keys [{keys}]: argmax attention, and the layer with W = I"
+        t.record_case(case_name, exact.pair(outputs, layer), outputs == layer, in_scope=is_same)
+
+
+@claim(
+    HOMEWORK,
     "1.3d",
     statement="Weights that are not zero where |j − i| ≤ ⌊k/2⌋ form a band of width k.",
     method="The keys of a query in the middle of such a band, counted by `window`, k = 1 … 8.",
@@ -129,7 +171,7 @@ def band_width(t: Experiment) -> None:
     method=(
         "One layer, rows are queries: does the prediction at [MASK] depend on the row of 'cats' or on that of [MASK]?"
     ),
-    condition="'from cats to [MASK]' is the way that information goes; the query that looks is the one at [MASK]",
+    condition="'from cats to [MASK]' is the direction of the information; the query is the one at [MASK]",
 )
 def cats_to_mask(t: Experiment) -> None:
     v = exact.matrix("1 0; 0 1; 0 0; 2 2")  # The, cats, [MASK], running
@@ -137,8 +179,9 @@ def cats_to_mask(t: Experiment) -> None:
     rows = [flat] * 4, [flat, to_mask, flat, flat], [flat, flat, to_cats, flat]
     base, cats_output, other = (exact.matmul(weights, v)[2] for weights in rows)
     result_text = f"{exact.pair(base, other, ' → ')}, the value of 'cats'"
-    t.record_case("the query at [MASK] looks at 'cats': output at [MASK]", result_text, other != base and other == v[1])
-    case_name = "the query at 'cats' looks at [MASK]: output at [MASK]"
+    case_name = "the query at [MASK] attends to 'cats': output at [MASK]"
+    t.record_case(case_name, result_text, other != base and other == v[1])
+    case_name = "the query at 'cats' attends to [MASK]: output at [MASK]"
     t.record_case(case_name, exact.pair(base, cats_output, " → "), cats_output != base, in_scope=False)
 
 

@@ -66,6 +66,7 @@ SIMILAR = [
     ("sparse-saves", "minibatch-iterations", "heads-redundancy"),  # "can", "may"
     ("combination-of-others", "positions-must-be-added", "residual-at-least-one"),  # "all", "must", "ensures"
     ("layer-norm-elementwise", "layer-norm-per-example"),  # which elements, which examples
+    ("score-mean", "score-variance", "unit-variance-enough"),  # independence is missing
 ]
 
 

@@ -117,6 +117,11 @@ MUTATIONS = [
     ("points-of-problem-1", papers, "POINTS", {"Part 3, Problem 1": (25, (5, 20))}, MISPRINT),
     ("score-variance", scores_and_scaling, "score_moments", lambda d, **_: (0, d + 1), DOES_NOT_HOLD),
     ("score-mean", scores_and_scaling, "score_moments", lambda d, **_: (1, d), DOES_NOT_HOLD),
+    ("score-mean", scores_and_scaling, "moments_of_equal_vectors", lambda d: (0, d), HOLDS),
+    ("score-variance", scores_and_scaling, "moments_of_equal_vectors", lambda d: (0, d), HOLDS),
+    ("weights-by-content", permutation, "single_head_attention", lambda q, k: (q @ k.T).softmax(-1), DOES_NOT_HOLD),
+    ("every-token-attends", masks, "causal", masks.full, HOLDS),
+    ("specialization-redundancy", multihead, "jacobian_row", lambda y, x: 0 * x, DOES_NOT_HOLD),
     ("head-parameters", multihead, "parameters", lambda d, h: dict.fromkeys(
         ("q_proj", "k_proj", "v_proj", "o_proj"), d * d + d), DOES_NOT_HOLD),
     ("head-parameters", multihead, "parameters", lambda d, h: dict.fromkeys(
