@@ -83,6 +83,10 @@ def test_sparse_pattern_counts_match_enumeration():
         reach = {i: {k for j in range(16) if (i, j) in band | columns for k in reach[j]} for i in range(16)}
         layers += 1
     assert mechanisms.sparse_layers() == layers
+    two = {i: {k for j in range(16) if (i, j) in band | columns for k in range(16) if (j, k) in band | columns}
+           for i in range(16)}  # fmt: skip
+    far = [str(k) for k in range(16) if any(k not in tokens for tokens in two.values())]
+    assert mechanisms.sparse_far_tokens() == ", ".join(far) == "15"
     assert mechanisms.sparse_growth().rows[0][:3] == ["16", f"{len(band) / 16:.2f}", f"{len(band | columns) / 16:.1f}"]
 
 
@@ -120,6 +124,11 @@ def test_schedule_curve_reaches_its_maximum_after_the_warm_up():
     assert max(rates) == pytest.approx(0.001)
     assert curve.x[list(rates).index(max(rates))] == 4000
     assert training.half_rate_step() == "52,000"
+    drawing_in_characters = curve.text(80).splitlines()
+    assert max(map(len, drawing_in_characters)) <= 80
+    assert [line.split()[0] for line in drawing_in_characters[1:12:5]] == ["0.0010", "0.0005", "0.0000"]
+    assert drawing_in_characters[1].index("•") == drawing_in_characters[1].index("┤") + 3  # step 4,000 of 100,000
+    assert drawing_in_characters[-1].split() == ["0", "50,000", "100,000"]
 
 
 def test_encoder_decoder_drawing_is_complete():

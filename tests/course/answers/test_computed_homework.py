@@ -172,7 +172,7 @@ def test_norm_of_positions_normalizes_each_position():
 
 def test_classified_seven_is_a_seven():
     table = homework.classified_seven()
-    probabilities = {name: float(x) for name, x in zip(table.header[1:], table.cells[1][1:], strict=True)}
+    probabilities = {name: float(probability) for name, _, probability in table.cells}
     assert max(probabilities, key=probabilities.__getitem__) == "7"
     assert homework.sum_of_probabilities() == "1.0000"
 

@@ -470,10 +470,10 @@ def classified_seven() -> AnswerTable:
     logits = _logits_of_seven()
     probabilities = logits.softmax(-1)
     rows = [
-        ["logit", *(f"{value:.2f}".replace("-", "−") for value in logits.tolist())],
-        ["probability", *(f"{value:.3f}" for value in probabilities.tolist())],
+        [str(digit), f"{logit:.2f}".replace("-", "−"), f"{probability:.3f}"]
+        for digit, (logit, probability) in enumerate(zip(logits.tolist(), probabilities.tolist(), strict=True))
     ]
-    return AnswerTable(["class", *map(str, range(10))], rows, "A drawn 7, classified by the bundled digits-vit.")
+    return AnswerTable(["class", "logit", "probability"], rows, "A drawn 7, classified by the bundled digits-vit.")
 
 
 def sum_of_probabilities() -> str:

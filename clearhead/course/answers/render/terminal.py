@@ -11,12 +11,12 @@ from clearhead.course.answers.blocks import (
     BulletList,
     Formula,
     Heading,
+    Line,
     Paragraph,
     Picture,
     Program,
     Sheet,
     TableBlock,
-    plain_text,
 )
 from clearhead.course.answers.booklet import Booklet, ResolvedAnswer
 from clearhead.course.answers.render.layout import answer_title, format_points, indentation
@@ -42,12 +42,17 @@ def _answer(booklet: Booklet, answer: ResolvedAnswer, width: int) -> list[str]:
     points = [format_points(mark.points) for mark in answer.marks]
     margin = max(map(len, points)) + 2
     for text, mark in zip(points, answer.marks, strict=True):
-        lines += _wrapped(plain_text(mark.line), width, " " * margin, f"{text:>{margin - 2}}  ")
+        lines += _wrapped(_text(mark.line), width, " " * margin, f"{text:>{margin - 2}}  ")
     lines += _wrapped(answer.scheme_note, width)
     lines += ["", "Further", "-------"]
     for command, description in answer.commands:
         lines += [f"  {command}", *_wrapped(description, width, "    ")]
     return lines
+
+
+def _text(line: Line) -> str:
+    """Return a line with code in backticks."""
+    return "".join(f"`{span.text}`" if span.style == "code" else span.text for span in line)
 
 
 def _wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
@@ -66,9 +71,9 @@ def _blocks(blocks: Sequence[Block], width: int) -> list[str]:
 def _block(block: Block, width: int) -> list[str]:
     match block:
         case Paragraph(line):
-            return _wrapped(plain_text(line), width)
+            return _wrapped(_text(line), width)
         case Heading(_, line):
-            return [plain_text(line), "-" * len(plain_text(line))]
+            return [_text(line), "-" * len(_text(line))]
         case BulletList():
             return _list(block, width)
         case Formula(formulas):
@@ -106,7 +111,7 @@ def _list(block: BulletList, width: int) -> list[str]:
 
 def _table(table: TableBlock, width: int) -> list[str]:
     """Render a table with aligned columns, whose cells are wrapped if it is too wide."""
-    rows = [list(map(plain_text, row)) for row in (table.header, *table.rows)]
+    rows = [list(map(_text, row)) for row in (table.header, *table.rows)]
     widths = _column_widths(rows, width)
     if sum(widths) + 2 * (len(widths) - 1) > width:
         return list(_as_records(rows, width))

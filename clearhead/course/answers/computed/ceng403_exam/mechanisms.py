@@ -86,6 +86,15 @@ def sparse_layers() -> int:
     return layers
 
 
+def sparse_far_tokens() -> str:
+    """Return the tokens that some token does not depend on after two layers of the pattern."""
+    from clearhead import masks
+
+    pattern = (masks.window(2, 2) | masks.every(4)).dense(16).float()
+    is_far = ((pattern @ pattern) == 0).any(0)
+    return ", ".join(str(token) for token in is_far.nonzero().flatten().tolist())
+
+
 def sparse_growth() -> AnswerTable:
     """Return pairs per token of the window and of the pattern, by length."""
     from clearhead import masks
@@ -130,7 +139,7 @@ def window_factor() -> str:
 
 
 def window_reach() -> AnswerTable:
-    """Return how many tokens the first of 64 depends on after some layers of windows."""
+    """Return how many of 64 tokens the first output depends on, by the number of layers of windows."""
     from clearhead import masks
 
     pattern = masks.window(2, 2).dense(64).float()
@@ -138,7 +147,7 @@ def window_reach() -> AnswerTable:
     for layers in (1, 2, 4, 8, 16, 32):
         reached = int(pattern.matrix_power(layers)[0].bool().sum())
         rows.append([layers, reached, 64])
-    caption = "Number of tokens that the first of 64 tokens depends on after some layers."
+    caption = "Number of tokens, of 64, that the output at the first token depends on."
     return AnswerTable(["layers", "windows of ±2", "full attention"], rows, caption)
 
 

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clearhead.course.answers.content import AnswerFigure, AnswerTable, format_scientific
+from clearhead.course.claims.figure import Lines
 
 if TYPE_CHECKING:
     from clearhead.nn import Residual
 
 
+@dataclass(frozen=True)
+class PlottedCurve(Lines):
+    """One curve from 0 to its maximum, drawn with axes in terminals, too."""
+
+    def text(self, width: int = 80) -> str:
+        """Return the curve as dots between labeled axes, at most `width` columns wide."""
+        (values,) = self.series.values()
+        top, height, margin = max(values), 11, 10
+        columns = max(11, min(51, width - margin - 4))
+        points = [round(i * (len(values) - 1) / (columns - 1)) for i in range(columns)]
+        rows = [round(values[point] / top * (height - 1)) for point in points]
+        lines = [f"{self.title} ({self.y_label} over {self.x_label})"]
+        for row in reversed(range(height)):
+            label = f"{top * row / (height - 1):.4f}" if row % 5 == 0 else ""
+            dots = "".join("•" if at == row else " " for at in rows)
+            lines.append(f"{label:>{margin - 2}} {'┤' if label else '│'}{dots}".rstrip())
+        ticks = [f"{self.x[points[at]]:,.0f}" for at in (0, columns // 2, columns - 1)]
+        space = columns - len("".join(ticks))
+        axis = f"{ticks[0]}{' ' * (space // 2)}{ticks[1]}{' ' * (space - space // 2)}{ticks[2]}"
+        return "\n".join([*lines, f"{' ' * (margin - 1)}└{'─' * columns}", f"{' ' * margin}{axis}"])
+
+
 def schedule_curve() -> AnswerFigure:
     """Return the curve of the schedule."""
-    from clearhead.course.claims.figure import Lines
     from clearhead.training.schedules import WarmupCosine
 
     schedule = WarmupCosine(0.001, 4000, 100_000)
     steps = list(range(0, 100_001, 1000))
-    return Lines("Warm-up and cosine decay", "step", "learning rate", steps, {"lr(step)": [schedule(s) for s in steps]})
+    rates = {"lr(step)": [schedule(step) for step in steps]}
+    return PlottedCurve("Warm-up and cosine decay", "step", "learning rate", steps, rates)
 
 
 def half_rate_step() -> str:
