@@ -293,5 +293,5 @@ def flash_tiles(n_rows: int = 4, n_columns: int = 6, causal: bool = False) -> HT
         drawing.box(x, 34 + 26 * k, 16, 16, "", color, 0.6 if color == RED else 0.15)
         drawing.text(x + 24, 47 + 26 * k, text, "start")
     drawing.text(x, 130, "Kept per query: the maximum m,", "start")
-    drawing.text(x, 148, "the sum r and the output o.", "start")
+    drawing.text(x, 148, "the sum c and the output o.", "start")
     return drawing.html()

@@ -86,7 +86,8 @@ class GPT(nn.Module):
 
 def train(model: GPT, ids: Tensor, *, steps: int, rows: int = 16, lr_max: float = 3e-3, seed: int = 0) -> list[float]:
     """Train on random windows of a text and return the loss of every step."""
-    optimizer, rate = adamw(model, lr=lr_max), WarmupCosine(lr_max, steps // 10, steps)
+    optimizer = adamw(model, lr=lr_max)
+    rate = WarmupCosine(lr_max, steps // 10, steps)
     generator = torch.Generator().manual_seed(seed)
     width = min(model.max_len, len(ids) - 1)
     losses = []
@@ -109,7 +110,8 @@ def train(model: GPT, ids: Tensor, *, steps: int, rows: int = 16, lr_max: float 
 def generate(model: GPT, ids: Tensor, max_new_tokens: int, *, temperature: float = 0.8, seed: int = 0) -> Tensor:
     """Return `ids` (T,) and up to `max_new_tokens` sampled tokens; each step computes one token."""
     generator = torch.Generator().manual_seed(seed)
-    cache, new_ids = KVCache(), ids[None, -model.max_len :]
+    cache = KVCache()
+    new_ids = ids[None, -model.max_len :]
     for _ in range(min(max_new_tokens, model.max_len - new_ids.shape[1] + 1)):
         logits = model(new_ids, cache)[:, -1] / temperature  # (1, V)
         new_ids = torch.multinomial(logits.softmax(-1), 1, generator=generator)  # (1, 1)

@@ -24,7 +24,7 @@ from clearhead.nn.positions import Sinusoidal
 from clearhead.training import WarmupCosine
 from clearhead.training.optimizer import adamw, clip_grad_norm
 
-PAD, START, STOP = 0, 1, 2
+PAD, START, STOP = range(3)
 
 
 class Attention(nn.Module):
@@ -39,8 +39,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Mask) -> Tensor:
-        q, k, v = self.heads(self.q_proj(x)), self.heads(self.k_proj(memory)), self.heads(self.v_proj(memory))
-        y = attend(q, k, v, mask)  # softmax(q kᵀ / √D) v under the mask: (B, H, T, D)
+        k, v = (self.heads(projection(memory)) for projection in (self.k_proj, self.v_proj))
+        y = attend(self.heads(self.q_proj(x)), k, v, mask)  # softmax(q kᵀ / √D) v under the mask: (B, H, T, D)
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, M)
 
     def heads(self, x: Tensor) -> Tensor:
@@ -72,9 +72,8 @@ class Stack(nn.Module):
 
     def __init__(self, vocab_size: int, d_model: int, n_layers: int, n_heads: int, *, cross: bool) -> None:
         super().__init__()
-        self.embedding = TokenEmbedding(
-            vocab_size, d_model, scaled=True
-        )  # times √M, to match the scale of the positions
+        # Times √M, to match the scale of the positions.
+        self.embedding = TokenEmbedding(vocab_size, d_model, scaled=True)
         self.positions = Sinusoidal().build(d_model)
         self.blocks = nn.ModuleList(Block(d_model, n_heads, cross=cross) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
@@ -123,12 +122,13 @@ class Words:
 
 def train(model: Translator, source: Words, target: Words, pairs: list[tuple[str, str]], steps: int) -> list[float]:
     """Train with teacher forcing and return the loss of every step."""
-    optimizer, rate = adamw(model, lr=2e-3), WarmupCosine(2e-3, steps // 10, steps)
+    optimizer = adamw(model, lr=2e-3)
+    rate = WarmupCosine(2e-3, steps // 10, steps)
     source_ids, lengths = source.batch([a for a, _ in pairs], [], [STOP])
     target_ids, _ = target.batch([b for _, b in pairs], [START], [STOP])
-    generator, losses = torch.Generator().manual_seed(0), []
-    for step in range(1, steps + 1):
-        rows = torch.randint(len(pairs), (64,), generator=generator)
+    batches = torch.randint(len(pairs), (steps, 64), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for step, rows in enumerate(batches, 1):
         logits = model(source_ids[rows], target_ids[rows, :-1], lengths[rows])
         loss = F.cross_entropy(logits.flatten(0, 1), target_ids[rows, 1:].flatten(), ignore_index=PAD)
         optimizer.zero_grad()
@@ -151,8 +151,8 @@ def translate(model: Translator, source: Words, target: Words, texts: list[str],
         target_ids = torch.cat((target_ids, next_ids), 1)
         if (target_ids == STOP).any(1).all():
             break
-    rows = [row[1:] for row in target_ids.tolist()]
-    return [" ".join(target.words[i] for i in (row[: row.index(STOP)] if STOP in row else row)) for row in rows]
+    rows = target_ids[:, 1:].tolist()
+    return [" ".join(target.words[i] for i in row[: [*row, STOP].index(STOP)]) for row in rows]
 
 
 # From 30 to 99, numbers are regular in both languages: thirty one is treinta y uno.
@@ -165,8 +165,8 @@ def sums() -> list[tuple[str, str]]:
     """Return 1,400 random pairs such as "forty seven plus thirty" and "cuarenta y siete más treinta"."""
 
     def number(n: int, language: int) -> str:
-        tens, digit = TENS[language].split()[n // 10 - 3], n % 10
-        return tens + ([" ", " y "][language] + ONES[language].split()[digit - 1] if digit else "")
+        tens = TENS[language].split()[n // 10 - 3]
+        return tens + ([" ", " y "][language] + ONES[language].split()[n % 10 - 1] if n % 10 else "")
 
     def line(i: int, language: int) -> str:
         pair, operator = divmod(i, 3)
@@ -183,7 +183,7 @@ def main(path: str | None = None, *texts: str, steps: int = 300) -> None:
     if not pairs:
         sys.exit(f"{path} has no pairs; expected lines of source, tab, target")
     training, held_out = (pairs, []) if path else (pairs[:1000], pairs[1000:])
-    source, target = Words([a for a, _ in pairs]), Words([b for _, b in pairs])
+    source, target = (Words(list(column)) for column in zip(*pairs, strict=True))
     torch.manual_seed(0)
     model = Translator(len(source.words), len(target.words), d_model=64, n_layers=2, n_heads=4)
     losses = train(model, source, target, training, steps)

@@ -96,8 +96,10 @@ class ViT(nn.Module):
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, *, steps: int, lr_max: float = 3e-3) -> list[float]:
     """Train on random batches and return the loss of every step."""
-    optimizer, rate = adamw(model, lr=lr_max), WarmupCosine(lr_max, steps // 10, steps)
-    generator, losses = torch.Generator().manual_seed(0), []
+    optimizer = adamw(model, lr=lr_max)
+    rate = WarmupCosine(lr_max, steps // 10, steps)
+    generator = torch.Generator().manual_seed(0)
+    losses = []
     for step in range(1, steps + 1):
         rows = torch.randint(len(images), (64,), generator=generator)
         loss = F.cross_entropy(model(images[rows]), labels[rows])

@@ -57,6 +57,17 @@ def test_page_is_well_formed(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_cells_assign_each_variable_in_its_own_statement(page):
+    for cell in page.cells:
+        for node in ast.walk(ast.parse(cell)):
+            if isinstance(node, ast.Assign):
+                assert len(node.targets) == 1, ast.unparse(node)
+                assert not (isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)), ast.unparse(
+                    node
+                )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_names_only_what_exists(page, command_line):
     claim_ids = set(claims())
     for words in page.commands:
