@@ -165,6 +165,58 @@ def block(norm: str = "pre") -> HTMLOutput:
     return drawing.html()
 
 
+def merges(word: str, pairs: Sequence[tuple[str, str]]) -> HTMLOutput:
+    """Draw how the merges of byte-pair encoding, in their order, join the letters of a word."""
+    symbols, steps = list(word), [("letters", list(word))]
+    for first, second in pairs:
+        joined: list[str] = []
+        for symbol in symbols:
+            is_pair = joined[-1:] == [first] and symbol == second
+            joined = [*joined[:-1], first + second] if is_pair else [*joined, symbol]
+        if joined != symbols:
+            steps.append((f"{first} + {second}", joined))
+        symbols = joined
+    side = 52
+    drawing = Drawing(130 + side * len(word), 10 + 40 * len(steps), f"the merges that join the letters of {word}")
+    for row, (name, row_symbols) in enumerate(steps):
+        y = 8 + 40 * row
+        drawing.text(110, y + 20, name, "end")
+        x = 130
+        for symbol in row_symbols:
+            width = side * len(symbol)
+            is_new = row > 0 and symbol not in steps[row - 1][1]
+            drawing.box(x, y, width - 6, 30, symbol, RED if is_new else BLUE, 0.35 if is_new else 0.15)
+            x += width
+    return drawing.html()
+
+
+def patches(n_sides: int = 3) -> HTMLOutput:
+    """Draw how a picture becomes a sequence of patches and tokens, and a class."""
+    n, side = n_sides**2, 30
+    x0, pitch = 175, 44
+    drawing = Drawing(x0 + pitch * (n + 1) + 20, 270, "a picture is cut into patches, which are read like words")
+    for i in range(n):
+        row, column = divmod(i, n_sides)
+        color = COLORS[i % len(COLORS)]
+        drawing.box(12 + side * column, 165 + side * row, side - 2, side - 2, f"{i + 1}", color)
+        x = x0 + pitch * (i + 1)
+        drawing.box(x, 222, 32, 32, f"{i + 1}", color)
+        drawing.arrow((x + 16, 222), (x + 16, 202))
+        drawing.arrow((x + 16, 172), (x + 16, 130))
+    drawing.arrow((12 + side * n_sides + 6, 238), (x0 + pitch - 8, 238))
+    drawing.text(60, 150, "picture")
+    width = pitch * n - 12
+    drawing.box(x0 + pitch, 172, width, 30, "linear map of each patch, W_E", CYAN)
+    drawing.text(x0 + 36, 216, "learned", "end")
+    drawing.box(x0, 172, 36, 30, "CLS", PURPLE)
+    drawing.arrow((x0 + 18, 172), (x0 + 18, 130))
+    drawing.text(x0 - 8, 150, "+ positions", "end")
+    drawing.box(x0, 85, pitch * (n + 1) - 12, 45, "encoder: blocks of self-attention and feed-forward", BLUE)
+    drawing.arrow((x0 + 18, 85), (x0 + 18, 56))
+    drawing.box(x0 - 12, 22, 160, 34, "linear: logits of classes", GREEN)
+    return drawing.html()
+
+
 def encoder_decoder(source: Sequence[str], read: Sequence[str], written: Sequence[str]) -> HTMLOutput:
     """Draw an encoder-decoder that reads `source` and `read` and predicts `written`."""
     drawing = Drawing(640, 390, f"an encoder reads {' '.join(source)}; a decoder writes {' '.join(written)}")

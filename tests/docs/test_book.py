@@ -144,6 +144,8 @@ def test_diagrams_are_well_formed_and_use_the_color_of_the_page(monkeypatch):
         diagrams.grouped_heads(),
         diagrams.block("pre"),
         diagrams.block("post"),
+        diagrams.merges("a<b", [("<", "b")]),
+        diagrams.patches(),
         diagrams.encoder_decoder(tokens, tokens, tokens),
         diagrams.rotation(),
         diagrams.key_value_cache(tokens),
