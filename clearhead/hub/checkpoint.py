@@ -36,7 +36,7 @@ __all__ = [
     "read_config",
     "read_generation_settings",
     "tokenizer_files",
-]  # fmt: skip
+]
 
 
 def is_third_party(name: str | Path) -> bool:

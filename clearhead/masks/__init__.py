@@ -95,4 +95,4 @@ __all__ = [
     "scattered",
     "selected",
     "window",
-]  # fmt: skip
+]

@@ -66,9 +66,13 @@ def split_linears():
         activation = SwiGLU() if gated else GELU()
         weights = [torch.randn(N, M) * M**-0.5 for _ in range(2)]
         spec = FusedLinearSpec(
-            weights[0], torch.randn(N), norm, activation, weights[1] if gated else None,
+            weights[0],
+            torch.randn(N),
+            norm,
+            activation,
+            weights[1] if gated else None,
             torch.randn(N) if gated else None,
-        )  # fmt: skip
+        )
         x = torch.randn(rows, M)
         residual = torch.randn(rows, N) if kind == "plain" else None
         expected = fused_linear_reference(x, spec, residual)

@@ -163,7 +163,7 @@ def tensor_info(dims: tuple[int, ...], kind: int, offset: int) -> bytes:
         (header(0, 1) + text("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 2000 + bytes(12), "nested"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
-)  # fmt: skip
+)
 def test_gguf_counts_beyond_the_file_raise_before_reading(tmp_path, monkeypatch, content, words):
     path = tmp_path / "m.gguf"
     path.write_bytes(content)

@@ -32,7 +32,7 @@ from tests.support.reference_models import (
     images,
     squares,
     words,
-)  # fmt: skip
+)
 
 GPT2 = {
     "vocab_size": V,

@@ -43,4 +43,4 @@ __all__ = [
     "Verdict",
     "check",
     "spec_for",
-]  # fmt: skip
+]

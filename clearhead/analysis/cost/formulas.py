@@ -185,10 +185,16 @@ _TARGETS = ((1951, 61), (991, 31), (223, 7), (61, 2))
 _SOURCES = ((2143, 67), (863, 27), (251, 8), (59, 2))
 _PATCHES = (2, 293, 19)  # two rows of 293; their 586 or 587 tokens are 19 pieces
 _FIELD_SYMBOLS = {
-    "d_ff": ("F", 1009), "vocab_size": ("V", 5003), "source_vocab_size": ("V_s", 5009), "max_len": ("N", 4001),
-    "n_channels": ("C", 13), "patch_size": ("p", 17), "n_classes": ("n_c", 1013), "n_features": ("n_f", 1021),
+    "d_ff": ("F", 1009),
+    "vocab_size": ("V", 5003),
+    "source_vocab_size": ("V_s", 5009),
+    "max_len": ("N", 4001),
+    "n_channels": ("C", 13),
+    "patch_size": ("p", 17),
+    "n_classes": ("n_c", 1013),
+    "n_features": ("n_f", 1021),
     "d_latent": ("n_z", 1019),
-}  # fmt: skip
+}
 _HEAD_SYMBOLS = {"d_model": "M", "n_heads": "H", "n_kv_heads": "K", "d_head": "D"}
 
 

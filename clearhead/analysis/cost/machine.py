@@ -26,13 +26,19 @@ from clearhead.errors import ConfigError
 
 _BUNDLED = Path(__file__).parent / "machines"
 _LEGACY_KEYS = {
-    "matrix_rate": "gemm_flops", "launch": "kernel_launch_s", "workspace": "workspace_bytes",
-    "odd_rate": "unaligned_gemm_flops", "odd_backward_rate": "unaligned_gemm_backward_flops",
-    "row_sum_rate": "reduction_bandwidth", "issue": "host_launch_s", "begin": "host_pass_s",
-    "attention_rate": "attention_flops", "attention_backward_rate": "attention_backward_flops",
+    "matrix_rate": "gemm_flops",
+    "launch": "kernel_launch_s",
+    "workspace": "workspace_bytes",
+    "odd_rate": "unaligned_gemm_flops",
+    "odd_backward_rate": "unaligned_gemm_backward_flops",
+    "row_sum_rate": "reduction_bandwidth",
+    "issue": "host_launch_s",
+    "begin": "host_pass_s",
+    "attention_rate": "attention_flops",
+    "attention_backward_rate": "attention_backward_flops",
     "convolution_rate": "unaligned_convolution_flops",
     "convolution_backward_rate": "unaligned_convolution_backward_flops",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ from clearhead.masks import causal, full
 
 # Argument names with an established polarity. `mask` is used with both polarities, so it is not inferred.
 _PADDING_NAMES = (
-    IgnoreMask("key_padding_mask"), IgnoreMask("src_key_padding_mask"), KeepMask("attention_mask"),
+    IgnoreMask("key_padding_mask"),
+    IgnoreMask("src_key_padding_mask"),
+    KeepMask("attention_mask"),
     KeepMask("keep"),
-)  # fmt: skip
+)
 
 _OPTIONS = {field.name for field in dataclasses.fields(ModuleSpec)} - {
     "module",
@@ -42,9 +44,12 @@ _OPTIONS |= {"causal", "padding", "target_padding"}
 _INPUTS = (Inputs, INPUTS_IN_WORDS)
 _PADDING = ((KeepMask, IgnoreMask), 'KeepMask("argument") or IgnoreMask("argument")')
 _EXPECTED: dict[str, tuple[Any, str]] = {
-    "inputs": _INPUTS, "source": _INPUTS, "padding": _PADDING, "target_padding": _PADDING,
+    "inputs": _INPUTS,
+    "source": _INPUTS,
+    "padding": _PADDING,
+    "target_padding": _PADDING,
     "caching": (Caching, "Caching(new=…)"),
-}  # fmt: skip
+}
 
 
 def spec_for(module: object, **options: Any) -> ModuleSpec:

@@ -45,9 +45,12 @@ def draw(
     """Draw a head of a bias with at most `cells` × `cells` cells (up to 128); see `Bias.draw`."""
     S = T if S is None else S
     for name, value, least, most in (
-        ("T", T, 0, None), ("S", S, 0, None), ("query_offset", query_offset, 0, None), ("cells", cells, 1, _MAX_CELLS),
+        ("T", T, 0, None),
+        ("S", S, 0, None),
+        ("query_offset", query_offset, 0, None),
+        ("cells", cells, 1, _MAX_CELLS),
         ("head", head, 0, max(bias.n_heads or 1, 1) - 1),
-    ):  # fmt: skip
+    ):
         if value < least or (most is not None and value > most):
             limit = f"at least {least}" if most is None else f"from {least} to {most}"
             raise ShapeError(f"{name} is {value}; expected a whole number {limit}")

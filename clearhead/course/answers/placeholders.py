@@ -60,9 +60,13 @@ class Placeholders:
     def blocks(self, kind: str, name: str) -> tuple[Block, ...]:
         """Return the blocks of `{{KIND NAME}}`."""
         resolvers: dict[str, Callable[[str], tuple[Block, ...]]] = {
-            "table": self._table, "figure": self._figure, "exercise": _exercise, "claim": _claim, "proof": _proof,
+            "table": self._table,
+            "figure": self._figure,
+            "exercise": _exercise,
+            "claim": _claim,
+            "proof": _proof,
             "solution": _solution,
-        }  # fmt: skip
+        }
         return lookup(kind, resolvers, "unknown kind of placeholder")(name)
 
     def _call(self, name: str) -> object:

@@ -30,7 +30,7 @@ __all__ = [
     "to_tensor",
     "transpose",
     "weights",
-]  # fmt: skip
+]
 
 
 def matrix(rows: str | Sequence[Sequence[sp.Expr]]) -> Matrix:

@@ -38,14 +38,16 @@ def latex(booklet: Booklet) -> str:
 
 def _answer(booklet: Booklet, answer: ResolvedAnswer) -> str:
     marks = [rf"\item[{format_points(mark.points)}] {_line(mark.line)}" for mark in answer.marks]
-    return "\n\n".join([
-        rf"\subsection*{{{words(answer_title(booklet, answer))}}}",
-        rf"\textit{{{words(answer.question)}}}",
-        *map(_block, answer.blocks),
-        r"\textbf{Mark scheme}",
-        "\n".join([r"\begin{itemize}", *marks, r"\end{itemize}"]),
-        words(answer.scheme_note),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            rf"\subsection*{{{words(answer_title(booklet, answer))}}}",
+            rf"\textit{{{words(answer.question)}}}",
+            *map(_block, answer.blocks),
+            r"\textbf{Mark scheme}",
+            "\n".join([r"\begin{itemize}", *marks, r"\end{itemize}"]),
+            words(answer.scheme_note),
+        ]
+    )
 
 
 def _line(line: Line) -> str:

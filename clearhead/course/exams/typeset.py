@@ -117,11 +117,16 @@ def _data(step: WorksheetStep) -> list[dict[str, object]]:
     if step.key != "given":
         return [_table(step, cells)]
     return [
-        {"symbol": _math(symbol_in_latex(name)) or f'"{name}"', "rows": [""], "columns": [""], "single": True,
-         "cells": [row]}
+        {
+            "symbol": _math(symbol_in_latex(name)) or f'"{name}"',
+            "rows": [""],
+            "columns": [""],
+            "single": True,
+            "cells": [row],
+        }
         for name, row, [value] in zip(step.grid.rows, cells, step.grid.cells, strict=True)
         if str(value) != name  # a size that stays a letter
-    ]  # fmt: skip
+    ]
 
 
 def _field(step: WorksheetStep) -> dict[str, object]:

@@ -37,9 +37,14 @@ _TOKEN = re.compile(
 _DECIMAL = re.compile(r"\s*[-−+]?(?:\d+\.(\d*)|\.(\d+))\s*$")
 _POWER_OF_TEN = re.compile(r"\s*[-−+]?(?:\d+\.?\d*|\.\d+)[eE][-−+]?\d{1,4}\s*$")
 _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
-    "sqrt": sympy.sqrt, "exp": sympy.exp, "log": sympy.log, "ln": sympy.log, "sin": sympy.sin, "cos": sympy.cos,
+    "sqrt": sympy.sqrt,
+    "exp": sympy.exp,
+    "log": sympy.log,
+    "ln": sympy.log,
+    "sin": sympy.sin,
+    "cos": sympy.cos,
     "tanh": sympy.tanh,
-}  # fmt: skip
+}
 # Symbols allowed in answers: lengths, widths, numbers of heads or layers.
 LETTERS = {letter: sympy.Symbol(letter, positive=True) for letter in "dhkmnrst"}
 N = LETTERS["n"]

@@ -38,8 +38,10 @@ def test_cost_per_gpu_equals_real_processes(kind, size, process_results, step):
     predicted = cost_per_gpu(step, size, kind)
     first = results[0]  # rows are rounded up: the first process has the most
     assert (predicted.parameters, predicted.gradients, predicted.optimizer) == (
-        first["parameters"], first["gradients"], first["optimizer"],
-    )  # fmt: skip
+        first["parameters"],
+        first["gradients"],
+        first["optimizer"],
+    )
     if kind == "ddp":  # ring all-reduce: each process sends 2(n − 1)/n of the reduced bytes
         assert {result["reduced"] for result in results} == {step.memory.parameters.value}
         assert predicted.sent == 2 * first["reduced"] * (size - 1) // size

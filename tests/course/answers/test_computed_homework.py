@@ -182,9 +182,15 @@ def test_base_model_sizes_equal_vision_transformer():
     from clearhead.models.vision import ClsPooling
 
     config = VisionConfig(
-        d_model=768, n_heads=12, n_layers=1, image_size=(224, 224), patch_size=16, n_classes=1000, n_channels=3,
+        d_model=768,
+        n_heads=12,
+        n_layers=1,
+        image_size=(224, 224),
+        patch_size=16,
+        n_classes=1000,
+        n_channels=3,
         pooling=ClsPooling(),
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         model = config.build()
     sizes = {row[0]: row[2].replace(",", "") for row in homework.base_model_sizes().cells}

@@ -226,7 +226,7 @@ BETTER = (0.40, 0.60, 0.90, 0.95, 0.97)
         ("locality-helps", {}, HOLDS),
         ("locality-helps", {"cnn moved": (0.30, 0.50, 0.80, 0.88, 0.90)}, DOES_NOT_HOLD),
     ],
-)  # fmt: skip
+)
 def test_study_verdict_depends_on_results(monkeypatch, name, changed, verdict):
     study = synthetic_study(**changed)
     for module in (data_efficiency, inductive_bias):

@@ -72,7 +72,7 @@ EXPRESSIONS = {
     "at(A @ B, A, A + 1)": (A + 1) @ B,
     "grad(sum(X ** 3), X)": 3 * X**2,
     "jacobian(X * X, X)": np.diag(2 * X[0]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -179,7 +179,7 @@ def test_always_is_checked_with_symbols():
         ("[given]", 'model = "none"\n[given]', 4, "model is 'none'; expected one of"),
         ('[[step]]\nkey = "p"\nis = "softmax(z)"\nequals = "1/2"\n', "", 1, "there is no [[step]]"),
     ],
-)  # fmt: skip
+)
 def test_invalid_derivation_raises_one_sentence_with_line(old, new, line, why):
     assert old in FILE
     with pytest.raises(ProblemError) as caught:

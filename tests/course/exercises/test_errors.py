@@ -69,7 +69,7 @@ CHANGES = [
     ('kind = "attention"', "", 1, "the key 'kind' is missing"),
     ("[weights]", '[[document]]\nstep = "z"\nsays = [[1], [2, 3]]\n[weights]', 13, "differ in length"),
     ("[weights]", '[[document]]\nstep = "zz"\nsays = 1\n[weights]', 12, "step is 'zz'; expected one of"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("old", "new", "line", "why"), CHANGES)
@@ -94,8 +94,11 @@ INVALID_VALUES = [
     ('kind = "schedule"\nlr_max = 1\nwarmup_steps = 9\ntotal_steps = 5\nsteps = [1]\n', 3, "from 1 to 4"),
     ('kind = "schedule"\nlr_max = 0\nwarmup_steps = 1\ntotal_steps = 5\nsteps = [1]\n', 2, "above 0"),
     ('kind = "mask"\nlength = 4\nexpression = "causal("\n', 3, "does not parse"),
-    ('kind = "mask"\nlength = 4\nexpression = "full()"\nalso = [\n "causal()",\n "windw(1, 2)",\n]\n', 6,
-     "does not parse"),
+    (
+        'kind = "mask"\nlength = 4\nexpression = "full()"\nalso = [\n "causal()",\n "windw(1, 2)",\n]\n',
+        6,
+        "does not parse",
+    ),
     ('kind = "mask"\nlength = 4000\nexpression = "full()"\n', 2, "from 1 to 64"),
     ('kind = "cost"\nd_model = 10\nheads = 3\n', 3, "share it evenly"),
     ('kind = "cost"\nd_model = 10\nbias = 1\n', 3, "true or false"),
@@ -107,7 +110,7 @@ INVALID_VALUES = [
     (_CONV + 'type = "linear"\noutputs = 1\n', 3, "put a flatten layer between"),
     (_CONV + 'type = "flatten"\n[[layer]]\ntype = "pool"\n', 6, "expected one of"),
     (_CONV + 'type = "max-pool"\nkernel = 2\nstride = 0\n', 6, "from 1"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "line", "why"), INVALID_VALUES)

@@ -65,8 +65,10 @@ def test_step_that_follows_from_wrong_step_gets_credit():
 def test_follows_requires_three_places_and_other_result():
     assert follows("0.9454", read_number("5/2/sqrt(7)"))
     assert not follows("0.946", read_number("5/2/sqrt(7)"))
-    step = grade_text(solve("sort-dedup"), "r = [[0,3,0,3],[3,0,3,0],[3,0,3,0],[1.5,0.75,1.5,0.75],[3,0,3,1],[0,3,0,3],"
-                     '["9/7","6/7","9/7",0.8572]]').steps[0]  # fmt: skip
+    step = grade_text(
+        solve("sort-dedup"),
+        'r = [[0,3,0,3],[3,0,3,0],[3,0,3,0],[1.5,0.75,1.5,0.75],[3,0,3,1],[0,3,0,3],["9/7","6/7","9/7",0.8572]]',
+    ).steps[0]
     assert [m for m in marks_of(step) if m != "right"] == ["wrong", "wrong"], "a different rounding is not a wrong step"
 
 
@@ -109,7 +111,7 @@ def test_loss_of_unshifted_targets_is_explained():
         ("sort-dedup", "grad_V = 0", ""),
         ("sort-dedup", "r = [[3,0,3,0],[0,3,0,3],[0,3,0,3],[0.75,1.5,0.75,1.5],[0,3,0,3],[3,0,3,0],[0,0,0,0]]", ""),
     ],
-)  # fmt: skip
+)
 def test_explain_names_known_mistakes_only(name, answer, explanation):
     (step,) = grade_text(solve(name), answer).steps
     assert not step.is_right

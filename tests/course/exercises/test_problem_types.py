@@ -84,10 +84,13 @@ def test_schedule_matches_formula():
 def test_cnn_digits_matches_torch():
     work = solve("cnn-digits")
     network = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1),
+        torch.nn.Conv2d(1, 8, 5),
+        torch.nn.AvgPool2d(4, 4),
+        torch.nn.Conv2d(8, 16, 4, padding=1),
         torch.nn.AvgPool2d(2, 2),
-        torch.nn.Flatten(), torch.nn.Linear(144, 10),
-    )  # fmt: skip
+        torch.nn.Flatten(),
+        torch.nn.Linear(144, 10),
+    )
     assert network(torch.zeros(1, 1, 32, 32)).shape == (1, 10)
     assert first_cell(work, "total") == sum(p.numel() for p in network.parameters())
     assert [row[0] for row in cells(work, "weights")] == [208, 0, 2064, 0, 0, 1450]
@@ -97,10 +100,13 @@ def test_receptive_field_that_includes_padding_adds_remark():
     """By gradient an output of the network for digits sees all 32 rows; the field, 40, is that of the padded input."""
     work = solve("cnn-digits")
     network = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 5), torch.nn.AvgPool2d(4, 4), torch.nn.Conv2d(8, 16, 4, padding=1),
+        torch.nn.Conv2d(1, 8, 5),
+        torch.nn.AvgPool2d(4, 4),
+        torch.nn.Conv2d(8, 16, 4, padding=1),
         torch.nn.AvgPool2d(2, 2),
-        torch.nn.Flatten(), torch.nn.Linear(144, 10),
-    )  # fmt: skip
+        torch.nn.Flatten(),
+        torch.nn.Linear(144, 10),
+    )
     x = torch.zeros(1, 1, 32, 32, requires_grad=True)
     network(x)[0, 0].backward()
     assert int((x.grad[0, 0] != 0).any(1).sum()) == 32 < cells(work, "field")[-1][0]

@@ -130,14 +130,16 @@ def multi_head_attention(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
     [
         ((), []),
         ((" / width ** 0.5", ""), ["not scaled"]),
-        (("torch.where(mask, s, torch.tensor(float(\"-inf\")))", "s.masked_fill(mask, -float(\"inf\"))"),
-         ["wrong way round"]),
+        (
+            ('torch.where(mask, s, torch.tensor(float("-inf")))', 's.masked_fill(mask, -float("inf"))'),
+            ["wrong way round"],
+        ),
         (("dim=1) @ v", "dim=0) @ v"), ["wrong axis"]),
         (("dim=1) @ w_o", "dim=1)"), ["output projection is missing"]),
         ((" / width ** 0.5", "", "dim=1) @ w_o", "dim=1)"), ["not scaled", "output projection is missing"]),
         (("x @ w_v[:, mine]", "x @ w_v[:, mine] + 1"), []),
     ],
-)  # fmt: skip
+)
 def test_grade_program_explains_mistakes_in_other_code(change, expected, tmp_path):
     """A loop over heads, as in pseudo-code: mistakes are recognized from the outputs alone."""
     text = OTHER_CODE

@@ -51,11 +51,13 @@ def typst_source(booklet: Booklet) -> str:
 
 def _answer(booklet: Booklet, answer: ResolvedAnswer) -> str:
     marks = "".join(f"({_string(format_points(mark.points))}, {_line(mark.line)})," for mark in answer.marks)
-    return "\n".join([
-        f"#answer-title({_string(answer_title(booklet, answer))}, {_text(answer.question)})",
-        *map(_block, answer.blocks),
-        f"#scheme(({marks}), {_string(answer.scheme_note)})",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"#answer-title({_string(answer_title(booklet, answer))}, {_text(answer.question)})",
+            *map(_block, answer.blocks),
+            f"#scheme(({marks}), {_string(answer.scheme_note)})",
+        ]
+    )
 
 
 def _string(text: str) -> str:

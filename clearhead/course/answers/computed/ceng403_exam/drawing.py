@@ -10,9 +10,13 @@ _WIDTH, _TOP, _HEIGHT = 790, 132, 650
 _BOX = 178  # width of a sub-layer
 _ENCODER, _DECODER, _VARIANTS = 40, 330, 640  # left edges
 _COLORS = {
-    "embedding": "#fde9d0", "attention": "#f9d5c3", "norm": "#fbf3c4", "feed_forward": "#cfe4f5", "output": "#dcd3ee",
+    "embedding": "#fde9d0",
+    "attention": "#f9d5c3",
+    "norm": "#fbf3c4",
+    "feed_forward": "#cfe4f5",
+    "output": "#dcd3ee",
     "token": "#ffffff",
-}  # fmt: skip
+}
 _LINE = 'stroke="#222" stroke-width="1.3" fill="none"'
 _TITLE = "Encoder-decoder Transformer translating “Hello world” to “Hola mundo”"
 

@@ -90,9 +90,12 @@ def position_similarity() -> AnswerFigure:
     products = _similarities(10_000.0)
     offsets = list(range(0, 201, 2))
     return Lines(
-        "Similarity of two positions by their distance", "distance k", "PE(p)·PE(p + k) / (d/2)", offsets,
+        "Similarity of two positions by their distance",
+        "distance k",
+        "PE(p)·PE(p + k) / (d/2)",
+        offsets,
         {"width 512, base 10000": [products[k] for k in offsets]},
-    )  # fmt: skip
+    )
 
 
 def learned_parameters() -> int:
