@@ -41,7 +41,7 @@ CACHES = CacheRegistry()
 
 
 def clear_caches() -> None:
-    """Empty the caches of clearhead: plans of sparse masks, mask rows, and filter banks of audio features.
+    """Empty the caches of clearhead: plans and rows of masks, compiled decoders, filter banks, and recordings.
 
     They refill in later calls. Plans that a compiled graph or a pending backward pass refers to stay in memory, as do
     buffers of captured CUDA graphs.

@@ -52,7 +52,8 @@ from clearhead.analysis.tracing.edits import (
     ReplaceActivation,
     ZeroAblation,
 )
-from clearhead.analysis.tracing.trace import Trace, run_with_cache, trace
+from clearhead.analysis.tracing.run_with_cache import run_with_cache
+from clearhead.analysis.tracing.trace import Trace, trace
 from clearhead.analysis.views.attention_map import AttentionMap, HeadLabel, classify_head
 from clearhead.analysis.views.chart import Chart, PCAProjection, pca
 from clearhead.analysis.views.page import render_page, save_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead._core.caches import CACHES
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import (
     did_you_mean,
@@ -99,7 +99,7 @@ class Recordings:
         return self.select(train), self.select(held)
 
 
-@functools.lru_cache(maxsize=1)  # studies train on the same files repeatedly
+@CACHES.lru(1)  # studies train on the same files repeatedly
 def _read_recordings(files: tuple[tuple[Path, int], ...], rate: int) -> list[tuple[str, int, int, Tensor]]:
     """Return speaker, digit, number and samples of the recordings in files (with modification times), sorted."""
     items = []

@@ -10,18 +10,13 @@ raises ConfigError.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
-from typing import Any, TypeVar, overload
 
-import torch
 from torch import Tensor, nn
 
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
-from clearhead._core.text_tables import PreformattedText, RawHTML, html_table, table
+from clearhead._core.text_tables import PreformattedText
 from clearhead._core.validation import require
-from clearhead.analysis.inputs.model_inputs import ModelArgs, split_args
-from clearhead.analysis.inputs.pipelines import resolve_inputs
 from clearhead.analysis.tracing import recompute
 from clearhead.analysis.tracing.activation_store import (
     KINDS,
@@ -35,13 +30,10 @@ from clearhead.analysis.tracing.attention_recorder import AttentionRecorder
 from clearhead.analysis.tracing.call_analysis import can_attend, is_attention_layer, modules_to_hook
 from clearhead.analysis.tracing.edits import Intervention
 from clearhead.analysis.tracing.recompute import AttentionCall, Indices, VersionedRef, resolve_indices, select_indices
+from clearhead.analysis.tracing.trace_tables import error_table, no_attention_reason, run_html
 from clearhead.attention.inputs import AttentionInputs
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.hub import Pipeline
-
-_MAX_THUMBNAIL_POSITIONS = 48
-
-OutputT = TypeVar("OutputT")
 
 
 class Trace:
@@ -101,8 +93,7 @@ class Trace:
         Args:
             path: Module path.
             edit: A `ZeroAblation`, `MeanAblation`, `ReplaceActivation` or `PatchActivation`. With `heads`, it changes
-            the
-                outputs of these heads of an attention layer before the output projection; without, the output of
+                the outputs of these heads of an attention layer before the output projection; without, the output of
                 any module. Interventions on the same path are applied in order.
 
         Raises:
@@ -186,12 +177,9 @@ class Trace:
         if name in self._modules or kind not in KINDS:
             path = name
             kind = "weights" if name in self._runs_by_kind["weights"] else "output"
-        readers: dict[str, Callable[[str], Tensor]] = {
-            "weights": self.weights,
-            "output": self.output,
-            "input": self.input,
-        }
-        return readers[kind](path)
+        if kind == "weights":
+            return self.weights(path)
+        return self.output(path) if kind == "output" else self.input(path)
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -220,7 +208,7 @@ class Trace:
         if len(record.steps) == 1 and record.steps[0].batch_index is None:
             return last.weights(head_ids, row_ids, last.acc_dtype)
         shape = (record.size, len(head_ids), len(row_ids), max(step.value.call.S for step in record.steps))
-        weights = torch.zeros(shape, dtype=last.acc_dtype, device=last.call.q.device)
+        weights = last.call.q.new_zeros(shape, dtype=last.acc_dtype)
         for step, positions, step_rows in split_by_step(record, row_ids):
             attention = step.value
             part = attention.weights(head_ids, step_rows, attention.acc_dtype)
@@ -276,33 +264,21 @@ class Trace:
         """
         if not self.paths:
             return PreformattedText(self._no_attention_reason())
-        lines = [("layer", "heads", "queries × keys", "implementation", "max error", "tolerance")]
-        for path in self.paths:
-            error = self.difference(path, rows=rows, run=run)
-            bound = self.tolerance(path, rows=rows, run=run)
-            lines.append((path or "the model", *self._layer_info(path, run), f"{error:.1e}", f"{bound:.1e}"))
-        note = "The weights are recomputed from the recorded attention inputs."
-        return PreformattedText(table(lines, right=(1, 2, 4, 5)) + f"\n{note}")
+        return error_table(self, rows, run)
 
-    def _layer_info(self, path: str, run: int) -> tuple[str, str, str]:
-        """Return the number of heads, the numbers of queries and keys, and the implementation, as text."""
+    def layer_sizes(self, path: str, *, run: int = -1) -> tuple[int, int, int]:
+        """Return the numbers of heads, queries and keys of an attention layer."""
         record = self._run(path, run)
-        last = record.steps[-1].value
-        return str(last.call.q.shape[-3]), f"{record.length} × {last.call.S}", last.implementation
+        call = record.steps[-1].value.call
+        return call.q.shape[-3], record.length, call.S
+
+    def implementation(self, path: str, *, run: int = -1) -> str:
+        """Return the name of the implementation that computed the attention of a layer."""
+        return self._run(path, run).steps[-1].value.implementation
 
     def _no_attention_reason(self) -> str:
         """Return the reason why this trace contains no attention layer."""
-        if not self._recorded_paths["weights"]:
-            return (
-                "No attention is recorded because the patterns name only outputs or inputs; add the pattern **.weights"
-            )
-        if not self._recorder.has_run:
-            return "Nothing has run inside this trace; call the model in its `with` block."
-        return (
-            "No attention was recorded. A trace records clearhead's attend and MultiHeadAttention, torch's "
-            "scaled_dot_product_attention and nn.MultiheadAttention, and attention that is written out as "
-            "softmax(q @ k.T) @ v; the model computes attention in another way, or has none."
-        )
+        return no_attention_reason(bool(self._recorded_paths["weights"]), self._recorder.has_run)
 
     # -- outputs and inputs -------------------------------------------------------------------------------------------
 
@@ -355,12 +331,8 @@ class Trace:
         """Return a run of a layer, the attention call of its last step, and the selected heads and rows."""
         record = self._run(path, run)
         last: AttentionCall = record.steps[-1].value
-        return (
-            record,
-            last,
-            resolve_indices(heads, last.call.q.shape[-3], "head"),
-            resolve_indices(rows, record.length, "row"),
-        )
+        head_ids = resolve_indices(heads, last.call.q.shape[-3], "head")
+        return record, last, head_ids, resolve_indices(rows, record.length, "row")
 
     def _max_over_steps(
         self,
@@ -406,26 +378,7 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """Return a table of the last run, with a thumbnail of each layer that is short enough."""
-        rows = [("recorded", "heads", "queries × keys", "implementation", "mean over heads")]
-        attended = [path for path in self.paths if path in self._runs_by_kind["weights"]]
-        rows += [(path, *self._layer_info(path, -1), self._thumbnail(path)) for path in attended]
-        shapes = {path: tuple(self.output(path).shape) for path in self.outputs if path in self._runs_by_kind["output"]}
-        rows += [(f"{path or 'the model'} output", "", str(shape), "", "") for path, shape in shapes.items()]
-        return html_table(rows, right=(1, 2), caption=repr(self)) if len(rows) > 1 else f"<p>{escape(repr(self))}</p>"
-
-    def _thumbnail(self, path: str) -> str:
-        record = self._run(path, -1)
-        T = record.length
-        S = record.steps[-1].value.call.S
-        if not 0 < max(T, S) <= _MAX_THUMBNAIL_POSITIONS:
-            return ""
-        weights = self.weights(path).detach().float().flatten(0, -4)[0].mean(0)
-        squares = "".join(
-            f'<rect x="{j}" y="{i}" width="1" height="1" fill-opacity="{weights[i, j]:.2f}"/>'
-            for i, j in (weights >= 0.01).nonzero().tolist()
-        )
-        size = f'viewBox="0 0 {S} {T}" width="{max(48, min(2 * S, 96))}"'
-        return RawHTML(f'<svg {size} style="outline:1px solid #8888" fill="currentColor" role="img">{squares}</svg>')
+        return run_html(self)
 
 
 @explain_keywords
@@ -442,35 +395,3 @@ def trace(model: nn.Module | Pipeline, *patterns: str, runs: int | None = None) 
         A `Trace`, to be used as a context manager.
     """
     return Trace(model, *patterns, runs=runs)
-
-
-@overload
-def run_with_cache(model: Pipeline, inputs: ModelArgs | str, *patterns: str) -> tuple[Tensor, Trace]: ...
-@overload
-def run_with_cache(model: Callable[..., OutputT], inputs: ModelArgs, *patterns: str) -> tuple[OutputT, Trace]: ...
-@explain_keywords
-def run_with_cache(model: Any, inputs: ModelArgs | str, *patterns: str) -> tuple[Any, Trace]:
-    """Run the model once, in its current mode and without gradients, and return its output and its activations.
-
-        logits, cache = analysis.run_with_cache(model, ids)
-        cache["blocks.0.attention.weights"]        # (B, H, T, S)
-        cache["blocks.0.output"]                   # (B, T, M)
-        logits, cache = analysis.run_with_cache(ch.pipeline("shakespeare"), "To be, or not")
-
-    Args:
-        model: Any PyTorch module, or a pipeline.
-        inputs: Input tensor, tuple of arguments, or dict of keyword arguments; for a pipeline also a text.
-        *patterns: As for `trace`. Default: the weights of every attention layer and the outputs of all modules.
-
-    Returns:
-        The output of the model, and the trace, whose activations are read by name.
-
-    Raises:
-        DtypeError: If a text is given for a module, which has no tokenizer.
-    """
-    module, resolved = resolve_inputs(model, inputs)
-    args, kwargs = split_args(resolved.args)
-    with torch.no_grad(), trace(module, *(patterns or ("**.weights", "**.output"))) as t:
-        output = module(*args, **kwargs)
-    t.tokens = resolved.tokens
-    return output, t
