@@ -73,6 +73,10 @@ def show_document(
     Without QUESTION, the questions and the commands that answer them are listed. With QUESTION, its model answer is
     printed; with --booklet, --format or --out, those of the whole document. The numbers in an answer are computed when
     it is printed."""
+    if question is not None and booklet:
+        raise ConfigError(
+            f"got the question {question!r} and --booklet, which prints all questions; give only one of them"
+        )
     if question is None and not booklet and format is None and out is None:
         return _list_questions(name, json)
     selected = Format.json if json else format or _format_of(out)
@@ -88,7 +92,7 @@ def _list_questions(name: str, json: bool) -> None:
     console.print(f"{entry.name}. {entry.description}", markup=False, style="bold")
     for question in entry.questions:
         points = f" ({question.points} points)" if question.points else ""
-        print_wrapped(f"\n{question.location}{points}: {question.text}")
+        print_wrapped(f"\n{question.location}. {question.title}{points}: {question.text}")
         for part in question.answers:
             show_picture(f"   clearhead {part.command.format(folder='.')}")  # not wrapped, so that it can be copied
             print_wrapped(part.description, indent=5, hang=0)

@@ -34,6 +34,7 @@ class ResolvedAnswer:
         total: Points of the question.
         uses_default_total: Whether the document gives no points, so that the total is ours.
         commands: Commands that show more, each with a description.
+        title: Topic of the question.
     """
 
     location: str
@@ -43,6 +44,7 @@ class ResolvedAnswer:
     total: int
     uses_default_total: bool
     commands: tuple[tuple[str, str], ...]
+    title: str = ""
 
     @property
     def scheme_note(self) -> str:
@@ -107,6 +109,7 @@ def _resolve(slug: str, stored: Sequence[ModelAnswer]) -> tuple[ResolvedAnswer, 
                 answer.total,
                 not question.points,
                 commands,
+                question.title,
             )
         )
     return tuple(answers)

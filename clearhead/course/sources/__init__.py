@@ -49,13 +49,15 @@ class DocumentQuestion:
 
     Attributes:
         location: Number of the question in the document.
-        text: The question.
+        title: Topic of the question.
+        text: The question, in our words.
         answers: Commands that answer it.
         points: Points in the document; 0 if it gives none.
         steps: Steps of its exercise that an exam asks for; empty means all.
     """
 
     location: str
+    title: str
     text: str
     answers: tuple[DocumentAnswer, ...]
     points: int = 0
@@ -66,7 +68,8 @@ class DocumentQuestion:
         answers = [
             {"kind": a.kind, "command": f"clearhead {a.command}", "description": a.description} for a in self.answers
         ]
-        return {"location": self.location, "text": self.text, "points": self.points or None, "answers": answers}
+        question = {"location": self.location, "title": self.title, "text": self.text}
+        return question | {"points": self.points or None, "answers": answers}
 
 
 @dataclass(frozen=True)

@@ -311,3 +311,4 @@ def test_course_show_rejects_unknown_files_and_printed_pdf(cli, tmp_path):
     result = cli("course", "show", "ceng403-exam", "Q1a", "--out", str(tmp_path / "answer.docx"))
     assert "'.docx'" in result.err
     assert "give a file" in cli("course", "show", "ceng403-exam", "Q1a", "--format", "pdf").err
+    assert "give only one of them" in cli("course", "show", "ceng403-exam", "Q1a", "--booklet").err

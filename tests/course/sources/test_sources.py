@@ -11,6 +11,8 @@ import sys
 import pytest
 
 from clearhead.course.claims import DOCUMENTS, claims
+from clearhead.course.claims.papers import MARKS
+from clearhead.course.claims.papers import POINTS as PARTS
 from clearhead.course.exercises import bundled_problems, solve
 from clearhead.course.sources import document, documents
 from clearhead.errors import ClearheadError
@@ -38,7 +40,19 @@ def test_documents_contain_every_question_with_answers():
         assert sum(q.points for q in DOCUMENTS_BY_SLUG[slug].questions) == POINTS[slug]
         for question in DOCUMENTS_BY_SLUG[slug].questions:
             assert question.answers, question.location
-            assert question.text.endswith(".")
+            assert question.text.endswith((".", "?"))
+            assert question.title
+            assert not question.title.endswith(".")
+
+
+def test_points_of_questions_equal_printed_points():
+    printed = {
+        "ceng403-exam": [points for _, parts in MARKS for points in parts],
+        "ceng403-answered": [10, 5, 6, 4, 12, 10, 8],
+        "deep-learning-final": [points for _, parts in PARTS.values() for points in parts],
+    }
+    for slug, points in printed.items():
+        assert [question.points for question in DOCUMENTS_BY_SLUG[slug].questions] == points
 
 
 # Other tests run claims and exercises; here only their names are checked, unless WHOLE is set (`make test-course`).

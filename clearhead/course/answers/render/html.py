@@ -51,7 +51,7 @@ def _identifier(answer: ResolvedAnswer) -> str:
 
 def _contents(booklet: Booklet) -> str:
     items = [
-        f'<li><a href="#{_identifier(answer)}">{escape(answer.location)}</a><span>{_text(answer.question)}</span></li>'
+        f'<li><a href="#{_identifier(answer)}">{escape(answer.location)}</a><span>{_text(answer.title)}</span></li>'
         for answer in booklet.answers
     ]
     return f"<nav><ul>{''.join(items)}</ul></nav>"

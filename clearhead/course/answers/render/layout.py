@@ -8,9 +8,10 @@ from clearhead.course.answers.booklet import Booklet, ResolvedAnswer
 
 
 def answer_title(booklet: Booklet, answer: ResolvedAnswer) -> str:
-    """Return the heading of an answer: the question's number and its points."""
+    """Return the heading of an answer: the question's number, its topic and its points."""
     points = format_points(Fraction(answer.total))
-    title = f"{answer.location} ({points} {'point' if answer.total == 1 else 'points'})"
+    topic = f". {answer.title}" if answer.title else ""
+    title = f"{answer.location}{topic} ({points} {'point' if answer.total == 1 else 'points'})"
     return title if booklet.is_whole else f"{booklet.title}. {title}"
 
 

@@ -35,7 +35,7 @@ def markdown(booklet: Booklet) -> str:
 
 
 def _answer(booklet: Booklet, answer: ResolvedAnswer) -> list[str]:
-    parts = [f"## {_escape(answer_title(booklet, answer))}", f"*{_escape(answer.question)}*"]
+    parts = [f"## {_escape(answer_title(booklet, answer))}", _escape(answer.question)]
     parts += [_block(block) for block in answer.blocks]
     marks = [f"- **{format_points(mark.points)}**: {_line(mark.line)}" for mark in answer.marks]
     commands = [f"- `{command}`: {_escape(description)}" for command, description in answer.commands]

@@ -32,6 +32,7 @@ def to_dict(booklet: Booklet) -> dict[str, object]:
 def _answer(answer: ResolvedAnswer) -> dict[str, object]:
     return {
         "location": answer.location,
+        "title": answer.title,
         "question": answer.question,
         "points": None if answer.uses_default_total else answer.total,
         "answer": [_block(block) for block in answer.blocks],

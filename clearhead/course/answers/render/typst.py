@@ -88,7 +88,7 @@ def _line(line: Line) -> str:
 def _span(span: Span) -> str:
     if span.style == "code":
         return f"#raw({_string(span.text)});"
-    function = {"strong": "strong", "emphasis": "emph"}.get(span.style)
+    function = {"strong": "strong", "emphasis": "slanted"}.get(span.style)
     return f"#{function}({_text(span.text)});" if function else _text(span.text)[1:-1]
 
 
