@@ -27,6 +27,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+INTERRUPTED = 130  # exit status after Ctrl-C, as in shells
+
 # Modules of clearhead.cli, each of which registers its commands on import. `--help` shows the commands in this order,
 # groups last.
 _COMMANDS = (
@@ -117,7 +119,7 @@ def run_app(commands: typer.Typer, program: str) -> None:
         finally:
             sys.stdout.flush()  # not at exit, where Python reports a broken pipe as an error
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         _exit_on_broken_pipe()
     except SystemExit as stop:

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from clearhead import hub
-from clearhead.cli.app import app
+from clearhead.cli.app import INTERRUPTED, app
 from clearhead.cli.options import Device, Dtype, Json, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import show_json
 from clearhead.errors import ConfigError, DataError
@@ -57,7 +59,7 @@ def generate(
     """Continue a prompt and stream the result.
 
     Small language models repeat themselves in greedy decoding, so those trained by clearhead sample by default. Other
-    models follow their generation_config.json unless a sampling option or --greedy is given."""
+    models follow their generation_config.json unless a sampling option or --greedy is given. Ctrl-C ends the text."""
     from clearhead.hub.text_generation import remaining_context, stream_text
 
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
@@ -87,16 +89,23 @@ def generate(
         max_new_tokens=limit,
         sliding_context=sliding_context,
     )
-    for piece in pieces:
-        text += piece
-        if not json:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+    is_interrupted = False
+    try:
+        for piece in pieces:
+            text += piece
+            if not json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except KeyboardInterrupt:  # the text so far is the result
+        is_interrupted = True
     finished = bool(new_ids) and new_ids[-1] in trained.stop_ids
     if json:
-        return show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(new_ids), "finished": finished})
-    sys.stdout.write("\n")
-    if finished:
+        show_json({"model": model, "prompt": prompt, "text": text, "tokens": len(new_ids), "finished": finished})
+    else:
+        sys.stdout.write("\n")
+    if is_interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if finished or json:
         return
     if limit < requested:
         notice = f"{model} has a context window of {context:,} tokens; --sliding-context continues beyond it"
@@ -111,6 +120,8 @@ def _strategy(
     """Return the decoding strategy that the options select, or None for that of the model."""
     from clearhead.generation import Greedy, Sample
 
+    if sampling["temperature"] == 0:
+        raise ConfigError("--temperature is 0; expected a number above 0, or --greedy, which is the limit")
     options: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     if greedy and options:
         raise ConfigError(f"--greedy excludes sampling; remove it or --{next(iter(options)).replace('_', '-')}")

@@ -134,7 +134,8 @@ def progress(
     from rich.progress import Progress
 
     all_columns = (*Progress.get_default_columns(), *columns)
-    with Progress(*all_columns, console=console, transient=transient, disable=hidden) as bars:
+    is_hidden = hidden or (transient and not console.is_terminal)  # in a file a transient bar would be an empty line
+    with Progress(*all_columns, console=console, transient=transient, disable=is_hidden) as bars:
         bar = bars.add_task(label, total=None)
         yield lambda completed, total, label=None: bars.update(bar, completed=completed, total=total, description=label)
 
@@ -187,7 +188,9 @@ def show_picture(text: str) -> None:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
     """Return a table of plain text; columns of numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
-    result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    result = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=any(columns)
+    )
     for i, column in enumerate(columns):
         is_numeric = bool(cells) and all(row[i][:1] in "-+−0123456789" for row in cells if row[i])
         longest = max([len(row[i]) for row in cells]) if is_numeric else None

@@ -170,5 +170,5 @@ def _copy_companions(source: Path, folder: Path, model_type: str | None) -> tupl
         config["model_type"] = model_type
         (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if "model_type" not in config:
-        return (f"{CONFIG} has no model_type: convert again with --model-type, such as bert",)
+        return (f"{CONFIG} has no model_type: convert again to a new folder with --model-type, such as bert",)
     return ()

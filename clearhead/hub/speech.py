@@ -137,6 +137,7 @@ class _WindowedTranscriber:
         self.mel = Mel.whisper(self.config.n_features)
         self.window: int = 2 * self.config.encoder.max_len  # frames
         self.settings = pipeline.source.generation()
+        _ = pipeline.tokenizer  # a folder without tokenizer has no generation settings either; report the tokenizer
         no_timestamps = self.settings.get("no_timestamps_token_id")
         if not isinstance(no_timestamps, int):
             raise DataError(

@@ -108,7 +108,8 @@ def write_folder(folder: Path, sizes: Mapping[str, int], vocabulary: Path | None
     _write_json(folder / CONFIG, config)
     if vocabulary is None:
         name = "gpt2.tiktoken" if n_vocab == _ENGLISH_ONLY else "multilingual.tiktoken"
-        return (f"the folder has no tokenizer: convert again with --vocabulary {name}, a file of OpenAI's Whisper",)
+        command = f"convert again to a new folder with --vocabulary {name}, a file of OpenAI's Whisper"
+        return (f"the folder has no tokenizer: {command}",)
     tokenizer, special_ids = build_tokenizer(vocabulary, n_vocab)
     _write_json(folder / GENERATION, _generation_config(tokenizer, special_ids, sizes))
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")

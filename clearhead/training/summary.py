@@ -52,7 +52,9 @@ class RunSummary:
             "training loss": _format_loss(self.train_loss),
             "validation loss": _format_loss(self.valid_loss),
             "validation accuracy": "–" if self.valid_accuracy is None else f"{self.valid_accuracy:.2%}",
-            "best validation loss": f"{_format_loss(self.best_loss)} at step {self.best_step:,}",
+            "best validation loss": "–"
+            if self.best_loss is None
+            else f"{self.best_loss:.4f} at step {self.best_step:,}",
             "time": f"{self.seconds:.1f} s on {self.device}" + (f" × {self.processes}" if self.processes > 1 else ""),
             "tokens": f"{self.tokens:,} ({self.tokens / max(1e-9, self.seconds):,.0f} per second)",
             "waiting for data": f"{self.data_wait:.2%} of the time",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -212,6 +213,30 @@ class TestModels:
             arguments = ["日本", "--model", tmp_path, "--max-new-tokens", 60, "--temperature", 1, "--seed", seed]
             assert cli("generate", *arguments).out == "日本" + cli("generate", *arguments, "--json").json["text"] + "\n"
 
+    @pytest.mark.parametrize("options", [(), ("--json",)])
+    def test_interrupted_generate_prints_the_text_so_far(self, cli, monkeypatch, options):
+        from clearhead.hub import text_generation
+
+        def interrupted(*arguments, **settings):
+            yield "th"
+            yield "ou"
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(text_generation, "stream_text", interrupted)
+        ran = cli("generate", "Wilt ", *options)
+        assert ran.code == 130
+        assert ran.err == ""
+        if options:
+            assert json.loads(ran.out)["text"] == "thou"
+            assert not json.loads(ran.out)["finished"]
+        else:
+            assert ran.out == "Wilt thou\n"
+
+    def test_generate_rejects_temperature_zero(self, cli):
+        ran = cli("generate", "x", "--temperature", "0")
+        assert ran.code == 1
+        assert ran.err == "clearhead: --temperature is 0; expected a number above 0, or --greedy, which is the limit\n"
+
     def test_generate_reports_the_end_of_the_context_window(self, cli):
         ran = cli("generate", "A" * 251, "--max-new-tokens", 9)
         assert ran.out.startswith("A" * 251)
@@ -232,6 +257,11 @@ class TestModels:
             assert cli("generate", "D A A", "--model", "sort-dedup", *options).out == expected
         assert cli("evaluate", "sort-dedup", "--limit", 8, "--dtype", "float64", "--json").json["examples"] == 8
         assert cli("translate", "I love you.", "--dtype", "float64").out == cli("translate", "I love you.").out
+
+    def test_evaluate_prints_no_empty_lines(self, cli):
+        lines = cli("evaluate", "sort-dedup", "--limit", "5").out.splitlines()
+        assert lines[0].split() == ["model", "sort-dedup"]
+        assert all(lines)
 
     def test_evaluate_returns_metrics(self, cli):
         result = cli("evaluate", "sort-dedup", "--limit", 64, "--json").json

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from clearhead import __version__
+
 
 def clearhead(*arguments: str, **kwargs):
     command = [sys.executable, "-m", "clearhead.cli", *arguments]
@@ -21,6 +23,12 @@ def test_invalid_input_prints_no_traceback():
     assert completed.returncode == 1
     assert "Traceback" not in completed.stderr
     assert completed.stderr.startswith("clearhead: ")
+
+
+def test_python_m_clearhead_is_the_command():
+    command = [sys.executable, "-m", "clearhead", "--version"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert completed.stdout == f"clearhead {__version__}\n"
 
 
 COLD = """

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import clearhead as ch
 from clearhead import hub
-from clearhead.errors import StorageError
+from clearhead.errors import DataError, StorageError
 from clearhead.hub.whisper_checkpoint import build_tokenizer
 from tests.hub.conftest import change_json
 from tests.support.third_party_models import WHISPER
@@ -204,7 +204,9 @@ def test_whisper_checkpoint_of_openai_gives_the_logits_of_transformers(tmp_path)
     reference = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**config)).eval()
     torch.save({"dims": sizes, "model_state_dict": openai_names(reference.state_dict())}, tmp_path / "tiny.pt")
     conversion = hub.convert_pickle(tmp_path / "tiny.pt", tmp_path / "out")
-    assert "no tokenizer" in conversion.notes[0]
+    assert "no tokenizer: convert again to a new folder with --vocabulary" in conversion.notes[0]
+    with pytest.raises(DataError, match="has no tokenizer"):
+        ch.pipeline(tmp_path / "out").transcribe(torch.zeros(1600))
     frames = torch.randn(2, 2 * WHISPER["max_source_positions"], WHISPER["num_mel_bins"])
     ids = torch.tensor([[3, 1, 4], [2, 7, 1]])
     with torch.no_grad():

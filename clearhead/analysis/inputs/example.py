@@ -171,7 +171,7 @@ def _lengths(spec: ModuleSpec, label: str, model: nn.Module, tokens: Tokens) -> 
     if not spec.is_sequence:
         return 0, 0
     if tokens is None:
-        raise ConfigError(f"tokens is missing; {label} needs a length, such as tokens=1000")
+        raise ConfigError(f"tokens is missing; {label} needs a length, such as tokens=1000 (or --tokens 1000)")
     source: Any = tokens
     target: Any = tokens
     if isinstance(tokens, (tuple, list)):

@@ -1,0 +1,5 @@
+"""`python -m clearhead` is the `clearhead` command."""
+
+from clearhead.cli import main
+
+main()
