@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from plotting import COLORS, HTMLOutput
+from plotting import COLORS, HTMLOutput, themed
 
 BLUE, RED, GREEN, YELLOW, PURPLE, CYAN = COLORS
 
@@ -70,9 +70,8 @@ class Drawing:
     def html(self) -> HTMLOutput:
         """Return the drawing as a figure."""
         head = f'<svg viewBox="0 0 {self.width} {self.height}" width="{self.width}" role="img" fill="currentColor">'
-        return HTMLOutput(
-            f'<figure class="drawn">{head}<title>{escape(self.title)}</title>{"".join(self._parts)}</svg></figure>'
-        )
+        parts = themed("".join(self._parts))
+        return HTMLOutput(f'<figure class="drawn">{head}<title>{escape(self.title)}</title>{parts}</svg></figure>')
 
 
 def lookup() -> HTMLOutput:

@@ -25,7 +25,16 @@ from typing import Any
 INK = "#010203"  # placeholder for the color of the page
 SIDE_WITH_VALUES = 30  # pixels of a square that shows its value
 SCALE_WIDTH = 160  # pixels
-COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#66ccee")
+COLORS = ("#4477aa", "#cc3e50", "#228833", "#8f7700", "#aa3377", "#1f88ad")
+POSITIVE = "var(--heat-positive, #4477aa)"
+NEGATIVE = "var(--heat-negative, #ee6677)"
+
+
+def themed(svg: str) -> str:
+    """Replace the colors in an SVG by those of the page's theme (site.css); other pages show the colors themselves."""
+    for i, color in enumerate(COLORS, 1):
+        svg = svg.replace(color, f"var(--plot-{i}, {color})")
+    return svg
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ def _largest(grid: list[list[float]]) -> float:
 
 def _fill(x: float, top: float) -> str:
     share = 0.0 if x == float("-inf") else min(1.0, abs(x) / top)
-    return f'fill="{COLORS[x < 0]}" fill-opacity="{0.05 + 0.8 * share:.2f}"'
+    return f'fill="{NEGATIVE if x < 0 else POSITIVE}" fill-opacity="{0.05 + 0.8 * share:.2f}"'
 
 
 def _squares(grid: list[list[float]], margin_left: int, margin_top: int, side: int, digits: int) -> Iterable[str]:
@@ -209,7 +218,7 @@ def figure_to_svg(figure: Any) -> HTMLOutput:
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     plt.close(figure)
     svg = file.getvalue()
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = themed(svg[svg.index("<svg") :].replace(INK, "currentColor"))
     svg = re.sub(r"font: ([^;\"]*)'DejaVu Sans'[^;\"]*", r"font: \1sans-serif", svg)
     return HTMLOutput(f'<figure class="drawn">{svg}</figure>')
 

@@ -1,6 +1,6 @@
 """Save screenshots of the explorer.
 
-`python tools/screenshots.py docs/pictures/explore.png` saves the image of the README;
+`python tools/screenshots.py docs/pictures/explore.png` saves the image of the README, and explore-dark.png for dark pages;
 `python tools/screenshots.py FOLDER` saves all panels, each light, dark and 390 pixels wide, for review."""
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def main() -> None:
     out = Path(sys.argv[1])
     with serving() as address:
         if out.suffix == ".png":
-            with browsing(viewport={"width": 1360, "height": 1360}) as page:
-                save_screenshot(page, address, README, out, full_page=False)
+            for scheme, path in (("light", out), ("dark", out.with_stem(f"{out.stem}-dark"))):
+                with browsing(viewport={"width": 1440, "height": 1000}, color_scheme=scheme) as page:
+                    save_screenshot(page, address, README, path, full_page=False)
             return
         for mode, options in MODES.items():
             with browsing(**options) as page:

@@ -158,6 +158,32 @@ def test_diagrams_are_well_formed_and_use_the_color_of_the_page(monkeypatch):
         assert figure.find(".//title").text
 
 
+def test_colors_of_plots_have_contrast_in_both_themes(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    colors = importlib.import_module("plotting").COLORS
+    style = (DOCS / "_static" / "site.css").read_text(encoding="utf-8")
+    themes = re.findall(
+        r"--plot-1: (#\w+); --plot-2: (#\w+); --plot-3: (#\w+); --plot-4: (#\w+); --plot-5: (#\w+); --plot-6: (#\w+)",
+        style,
+    )
+    light, dark, dark_by_system = themes
+    assert light == colors
+    assert dark == dark_by_system
+    assert min(contrast(color, "#ffffff") for color in light) >= 3
+    assert min(contrast(color, "#131416") for color in dark) >= 4.5
+    assert contrast(light[1], "#ffffff") >= 4.5, "the color of labels in diagrams"
+
+
+def contrast(first, second):
+    """Return the contrast ratio of two colors by WCAG 2."""
+    luminances = []
+    for color in (first, second):
+        values = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in values]
+        luminances.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)
+
+
 def test_ctc_lattice_forbids_the_skip_between_equal_symbols(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
     diagrams = importlib.import_module("diagrams")
