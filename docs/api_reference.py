@@ -238,7 +238,7 @@ def packages() -> Iterator[tuple[str, str]]:
         parts = [f"# `clearhead.{package}`", prose(inspect.getdoc(module) or "")]
         parts += [
             table(
-                ("name", ""),
+                ("name", "description"),
                 [(f"[`{name}`](#{anchor(package, name, value)})", _summary(value)) for name, value in names.items()],
             )
         ]
@@ -264,11 +264,12 @@ def package_index() -> tuple[str, str]:
         for name in clearhead.__all__
         if name in pages and getattr(clearhead, name) is pages[name][1]
     ]
-    toctree = "\n".join(["```{toctree}", ":hidden:", ":glob:", "", "api-*", "```"])
-    parts = ["# Packages", table(("package", ""), rows), "## Names of `clearhead`"]
+    entries = [f"{package} <api-{package.replace('.', '-')}>" for package in sorted(PACKAGES)]
+    toctree = "\n".join(["```{toctree}", ":hidden:", "", *entries, "```"])
+    parts = ["# Packages", table(("package", "description"), rows), "## Names of `clearhead`"]
     parts += [
         "`import clearhead as ch` provides the most common names, such as `ch.attend`.",
-        table(("name", ""), top_level),
+        table(("name", "description"), top_level),
     ]
     return "packages", "\n\n".join([*parts, toctree])
 
@@ -298,7 +299,7 @@ def _entry(package: str, name: str, value: Any) -> Iterator[str]:
     yield from _source(value)
     if is_class and (rows := [row for row in fields(value) if (_module_of(value) or "").startswith("clearhead")]):
         yield table(
-            ("field", "takes", "default", ""),
+            ("field", "values", "default", "description"),
             [(f"`{n}`", accepted, f"`{d}`" if d else "", s) for n, accepted, d, s in rows],
         )
     for member, value_of_member in members(value, public(package)).items() if is_class else ():
@@ -358,7 +359,7 @@ def files() -> tuple[str, str]:
         parts += [
             f"### {problem_type or 'every kind'}",
             prose(description),
-            table(("key", "", "what it is", "example"), rows),
+            table(("key", "presence", "description", "example"), rows),
         ]
     return "files", "\n\n".join(parts)
 
@@ -374,7 +375,7 @@ def _field_table(kind: type) -> str:
         (f"`{name}`", accepted, f"`{default}`" if default else "", description)
         for name, accepted, default, description in fields(kind)
     ]
-    return table(("field", "takes", "default", ""), rows)
+    return table(("field", "values", "default", "description"), rows)
 
 
 # ---------------------------------------------------------------------- commands
@@ -387,12 +388,12 @@ def commands() -> Iterator[tuple[str, str]]:
     parsed = {" ".join(words): _command(words) for words in every_command()}
     outputs = dict(_example_outputs(parsed))
     rows = [(f"[`clearhead {name}`]({_slug(name)}.md)", _sentence(command.help)) for name, command in parsed.items()]
-    toctree = "\n".join(["```{toctree}", ":hidden:", "", *map(_slug, parsed), "```"])
+    toctree = "\n".join(["```{toctree}", ":hidden:", "", *(f"{name} <{_slug(name)}>" for name in parsed), "```"])
     about = (
         "Commands print text; with `--json` they print one JSON document. The exit status is 0, 1 with a one-line "
         "error message, or 2 for wrong usage. `clearhead COMMAND --help` prints the same descriptions."
     )
-    yield "commands", "\n\n".join(["# Commands", about, table(("command", ""), rows), toctree])
+    yield "commands", "\n\n".join(["# Commands", about, table(("command", "description"), rows), toctree])
     for name, command in parsed.items():
         parts = [f"# `clearhead {name}`", _help(command.help), *_parameter_tables(name, command)]
         if name in COMMANDS:
@@ -435,7 +436,7 @@ def _parameter_tables(name: str, command: Any) -> Iterator[str]:
     options = [p for p in command.params if p.param_type_name != "argument" and not p.hidden]
     usage = [f"[{_placeholder(p)}]" if not p.required else _placeholder(p) for p in arguments]
     yield fence(" ".join(["clearhead", name, *usage, *(["[OPTIONS]"] if options else [])]), "text")
-    yield table(("argument", ""), [(f"`{_placeholder(p)}`", _help(p.help)) for p in arguments])
+    yield table(("argument", "description"), [(f"`{_placeholder(p)}`", _help(p.help)) for p in arguments])
     rows = [
         (
             ", ".join(f"`{flag}`" for flag in [*p.opts, *p.secondary_opts]),
@@ -445,7 +446,7 @@ def _parameter_tables(name: str, command: Any) -> Iterator[str]:
         )
         for p in options
     ]
-    yield table(("option", "value", "default", ""), rows)
+    yield table(("option", "value", "default", "description"), rows)
 
 
 def _placeholder(parameter: Any) -> str:

@@ -268,7 +268,7 @@ def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
 
 @explain_keywords
 def allow(tensor: Tensor) -> Mask:
-    """Convert a bool tensor (…, T, S) whose **True may attend**, as in `scaled_dot_product_attention`.
+    """Convert a bool tensor (…, T, S) whose True may attend, as in `scaled_dot_product_attention`.
 
         allow(torch.eye(4, dtype=torch.bool))
         ■ · · ·
@@ -294,7 +294,7 @@ def allow(tensor: Tensor) -> Mask:
 
 @explain_keywords
 def forbid(tensor: Tensor) -> Mask:
-    """Convert a bool tensor (…, T, S) whose **True is hidden**, as in `nn.MultiheadAttention`.
+    """Convert a bool tensor (…, T, S) whose True is hidden, as in `nn.MultiheadAttention`.
 
         forbid(torch.eye(4, dtype=torch.bool))
         · ■ ■ ■
