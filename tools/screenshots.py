@@ -1,6 +1,6 @@
 """Save screenshots of the explorer.
 
-`python tools/screenshots.py docs/pictures/explore.png` saves the image of the README, and explore-dark.png for dark pages;
+`python tools/screenshots.py docs/pictures/explore.png` saves the image of the README and explore-dark.png;
 `python tools/screenshots.py FOLDER` saves all panels, each light, dark and 390 pixels wide, for review."""
 
 from __future__ import annotations
