@@ -51,5 +51,5 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
-pygments_style = "tango"
+pygments_style = "default"  # a contrast of at least 4.5
 pygments_dark_style = "github-dark"
