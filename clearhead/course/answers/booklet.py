@@ -35,6 +35,7 @@ class ResolvedAnswer:
         uses_default_total: Whether the document gives no points, so that the total is ours.
         commands: Commands that show more, each with a description.
         title: Topic of the question.
+        has_free_text: Whether an answer contains words or drawings, which are not graded automatically.
     """
 
     location: str
@@ -45,12 +46,13 @@ class ResolvedAnswer:
     uses_default_total: bool
     commands: tuple[tuple[str, str], ...]
     title: str = ""
+    has_free_text: bool = True
 
     @property
     def scheme_note(self) -> str:
         """A sentence about the origin of the points and how they are awarded."""
-        origin = "The document gives no points; these marks are ours. " if self.uses_default_total else ""
-        return origin + GRADING_NOTE
+        origin = "The document gives no points; these marks are ours." if self.uses_default_total else ""
+        return " ".join(filter(None, (origin, GRADING_NOTE if self.has_free_text else "")))
 
 
 @dataclass(frozen=True)

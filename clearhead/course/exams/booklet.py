@@ -11,7 +11,8 @@ from clearhead.course.answers.booklet import Booklet, ResolvedAnswer, ResolvedMa
 from clearhead.course.answers.model_answer import has_answer
 from clearhead.course.exams.content import Paper, PaperPart, PaperQuestion
 from clearhead.course.exams.exam import ExamQuestion
-from clearhead.course.exercises import Worksheet
+from clearhead.course.exercises import Worksheet, WorksheetStep, solve
+from clearhead.course.exercises.numbers import exact_and_decimal
 
 _OTHER_ORDER = "The model answer counts the options in the order of the original exam."
 _OTHER_NUMBERS = (
@@ -57,7 +58,7 @@ def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
         for part in question.parts
         if part.part.solution
     ]
-    marks = tuple(mark for part in question.parts for mark in _marks(part, model, is_original=paper.seed is None))
+    marks = tuple(mark for part in question.parts for mark in _marks(part, model, keeps_numbers=_keeps(part, question)))
     return ResolvedAnswer(
         location=f"{question.number}. {source.title}",
         question=_question_text(question),
@@ -66,6 +67,7 @@ def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
         total=source.points,
         uses_default_total=model is not None and model.uses_default_total,
         commands=model.commands if model is not None else (),
+        has_free_text=any(not part.options and not part.fields for part in question.parts),
     )
 
 
@@ -126,20 +128,39 @@ def _contains(answer: ResolvedAnswer, sheet: Worksheet) -> bool:
     return all((sheet.name, step.key) in keys for step in sheet.steps if not step.is_given)
 
 
-def _marks(part: PaperPart, model: ResolvedAnswer | None, *, is_original: bool) -> list[ResolvedMark]:
-    """Return the lines of the mark scheme that belong to a part; those of results name no numbers of a variant."""
+def _result(step: WorksheetStep) -> str:
+    """Return the title of a step, and its result if that is one number."""
+    title = f"{step.title[0].lower()}{step.title[1:]}"
+    if not step.grid.is_scalar:
+        return title
+    value = step.grid.cells[0][0]
+    return f"{title}: {int(value):,}" if value.is_Integer else f"{title}: {exact_and_decimal(value)}"
+
+
+def _keeps(part: PaperPart, question: PaperQuestion) -> bool:
+    """Return whether the results of a part are those of the original exercise, as in its mark scheme."""
+    if question.worksheet is None:
+        return True
+    original = solve(question.question.exercise)
+    keys = [*[step.key for step in part.fields], *part.part.results]
+    return all(question.worksheet.step(key).grid == original.step(key).grid for key in keys)
+
+
+def _marks(part: PaperPart, model: ResolvedAnswer | None, *, keeps_numbers: bool) -> list[ResolvedMark]:
+    """Return the lines of the mark scheme that belong to a part; other results than the original's are stated."""
     label: Line = (Span(f"({part.label}) "),) if part.label else ()
     points = Fraction(part.part.points)
     if part.correct:
         return [ResolvedMark(points, (*label, *plain(f"marks {part.correct}, and no other option")))]
-    if part.part.marks and model is not None and (is_original or not part.fields):
+    if part.part.marks and model is not None and (keeps_numbers or not part.fields):
         selected = [model.marks[number - 1] for number in part.part.marks]
         lines = [mark.line for mark in selected]
-        if part.part.variant_marks and not is_original:
+        if part.part.variant_marks and not keeps_numbers:
             lines = [plain(text) for text in part.part.variant_marks]
         return [replace(mark, line=(*label, *line)) for mark, line in zip(selected, lines, strict=True)]
     if part.fields and model is not None:
-        titles = "; ".join(f"{step.title[0].lower()}{step.title[1:]}" for step in part.fields)
-        note = "in proportion to the correct entries" if part.n_entries > 1 else "exact, or to three places"
-        return [ResolvedMark(points, (*label, *plain(f"{titles}: {note}")))]
+        results = "; ".join(map(_result, part.fields))
+        between = ";" if any(step.grid.is_scalar for step in part.fields) else ":"
+        note = f"{between} in proportion to the correct entries" if part.n_entries > 1 else ""
+        return [ResolvedMark(points, (*label, *plain(results + note)))]
     return [ResolvedMark(points, (*label, *plain(" ".join(part.part.text.split()))))]

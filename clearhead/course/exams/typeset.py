@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from importlib import resources
 from typing import Any
 
@@ -141,4 +142,6 @@ def _cell(value: Any) -> dict[str, str | None]:
         return {"math": None, "text": value}
     if value.has(sympy.Float):
         return {"math": None, "text": decimal(value, 4)}
+    if value.is_Rational and value.q > 1 and set(str(value.q)) == {"1", "0"}:  # a denominator such as 1000
+        return {"math": None, "text": f"{Decimal(value.p) / Decimal(value.q):f}".replace("-", "−")}
     return {"math": _math(number_in_latex(value)), "text": str(value)}

@@ -130,7 +130,11 @@ def softmax(values: Sequence[Number], temperature: Number = sympy.S.One) -> list
             best = _largest([values[i] for i in allowed])
             allowed = [i for i in allowed if is_equal(values[i], best)]
         return [sympy.Rational(int(i in allowed), len(allowed)) for i in range(len(values))]
-    powers = {i: sympy.exp(values[i] if temperature == 1 else simplify(values[i] / temperature)) for i in allowed}
+    exponents = {i: values[i] if temperature == 1 else simplify(values[i] / temperature) for i in allowed}
+    if all(exponent.is_Rational for exponent in exponents.values()):
+        # The weights do not depend on a common summand: with the smallest exponent 0, no power of e can be canceled.
+        exponents = {i: exponent - min(exponents.values()) for i, exponent in exponents.items()}
+    powers = {i: sympy.exp(exponent) for i, exponent in exponents.items()}
     total = sympy.Add(*powers.values())
     return [powers[i] / total if i in powers else sympy.S.Zero for i in range(len(values))]
 

@@ -6,6 +6,7 @@ that 0.000 is not accepted as a learning rate."""
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 
 import sympy
@@ -100,7 +101,7 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
         block.fail("says", f"the rows of says for {key!r} differ in length; give all rows the same length")
     place = f" ({block.text('place')})" if "place" in block.values else ""
     shape = (len(rows), len(rows[0]))
-    stated_text = stated_text or (str(rows[0][0]) if shape == (1, 1) else f"a {size(*shape)} matrix")
+    stated_text = stated_text or (_as_printed(rows[0][0]) if shape == (1, 1) else f"a {size(*shape)} matrix")
     opening = f"Step {key}: the document{place} gives {stated_text}"
     differences = _differences(block, rows, grid)
     if shape != grid.shape:
@@ -124,6 +125,11 @@ def _compare_block(block: ProblemSource, steps_by_key: dict[str, WorksheetStep])
     return DocumentComparison(key, False, tuple(sentences))
 
 
+def _as_printed(value: object) -> str:
+    """Return what a document prints in readable notation, without calculating it."""
+    return re.sub(r"sqrt\((\w+)\)", r"√\1", str(value)).replace("*", "·").replace("-", "−")
+
+
 def _differences(block: ProblemSource, rows: list[list[object]], grid: ExactGrid) -> list[str]:
     """Describe the shared cells that differ."""
     differences = []
@@ -132,9 +138,8 @@ def _differences(block: ProblemSource, rows: list[list[object]], grid: ExactGrid
         for j, (answer, right) in enumerate(zip(row, exact, strict=False)):
             try:
                 if not is_right(answer, right, least):
-                    differences.append(
-                        f"({grid.cell_name(i, j)}) the document {answer}, computed {exact_and_decimal(right)}"
-                    )
+                    stated = f"the document {_as_printed(answer)}"
+                    differences.append(f"({grid.cell_name(i, j)}) {stated}, computed {exact_and_decimal(right)}")
             except NumberError as error:
                 block.fail("says", f"says: {error}")
     return differences

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -170,7 +171,8 @@ def _fill_values(text: str, values: ProblemValues, computed: Mapping[str, str]) 
             return " ".join(value_of_key)
         if value_of_key is None or isinstance(value_of_key, (list, dict)):
             return match[0]
-        return f"{value_of_key:,}" if isinstance(value_of_key, int) else str(value_of_key)
+        text = f"{value_of_key:,}" if isinstance(value_of_key, int) else str(value_of_key)
+        return text.replace("-", "−") if isinstance(value_of_key, (int, Decimal)) else text
 
     return _PLACEHOLDER.sub(value, text)
 

@@ -12,11 +12,13 @@ import sympy
 from clearhead.cli.app import run as run_command
 from clearhead.course.answers import render
 from clearhead.course.answers.blocks import Sheet, plain_text
+from clearhead.course.answers.booklet import GRADING_NOTE
 from clearhead.course.answers.model_answer import model_answer
 from clearhead.course.exams import FORMATS, Exam, ExamPart, ExamQuestion, exam_from_document, read_exam, write_exam
 from clearhead.course.exams.booklet import solution_booklet
 from clearhead.course.exams.content import network_program, paper
 from clearhead.course.exams.exam import share_points
+from clearhead.course.exams.typeset import typst_source
 from clearhead.course.exercises import ProblemError, solve, variant
 from clearhead.course.exercises.render.latex import math
 from clearhead.course.sources import SLUGS, document
@@ -64,7 +66,7 @@ def words(runs) -> str:
         (r"S_{ij} = -\infty \text{ where \_x}", 'S _(i j) = - ∞ " where _x"'),
         (
             r"\operatorname{softmax}(S / T), \quad T = 1048576",
-            r'op("softmax") ( S \/ T ) \, quad T = 1 thin 048 thin 576',
+            r'op("softmax") ( S \/ T ) \, quad T = "1,048,576"',
         ),
         (r"e^{2}", "e ^(2)"),
     ],
@@ -336,3 +338,27 @@ def test_invalid_exams_raise(tmp_path, monkeypatch):
     with pytest.raises(ClearheadError, match=r"clearhead\[course\]"):
         write_exam(SMALL, tmp_path / "exam.pdf")
     assert not (tmp_path / "exam.pdf").exists()
+
+
+def test_scheme_of_a_variant_states_results_and_keeps_lines_without_numbers():
+    whole = exam_from_document("ceng403-exam")
+    exam = Exam("Two", tuple(q for q in whole.questions if q.location in ("Q2a", "Q2b")))
+    sheet = paper(exam, seed=5)
+    table, numbers = ([plain_text(mark.line) for mark in a.marks] for a in solution_booklet(sheet).answers)
+    assert table == [plain_text(mark.line) for mark in solution_booklet(paper(exam)).answers[0].marks]
+    total = sheet.questions[1].worksheet.step("weights_bytes").grid.cells[0][0]
+    assert f"(c) bytes of the attention weights, 4 each: {int(total):,}" in numbers
+
+
+def test_scheme_without_free_text_has_no_note_about_it():
+    exam = exam_from_document("deep-learning-final")
+    answers = solution_booklet(paper(Exam("Two", exam.questions[:1] + exam.questions[8:9]))).answers
+    assert [answer.scheme_note for answer in answers] == ["", GRADING_NOTE]
+
+
+def test_data_of_a_paper_show_decimals_and_grouped_digits():
+    whole = exam_from_document("ceng403-exam")
+    exam = Exam("One", tuple(q for q in whole.questions if q.location == "Q7a"))
+    assert "0.001" in typst_source(paper(exam))
+    assert math("10000^{2 i / d}").startswith('"10000" ^')
+    assert math("100000") == '"100,000"'

@@ -7,9 +7,11 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
+import sympy
 import torch
 
 from clearhead.course.exercises import ProblemError, solve, solve_text
+from clearhead.course.exercises.algebra import softmax
 from clearhead.course.exercises.numbers import as_float, text
 
 
@@ -234,3 +236,14 @@ def test_mismatched_shapes_raise_with_line(lines, line, why):
         solve_text('kind = "attention"\n' + lines)
     assert caught.value.line == line, str(caught.value)
     assert why in str(caught.value)
+
+
+def test_softmax_weights_contain_no_power_of_e_that_cancels():
+    half, e = sympy.Rational(1, 2), sympy.E
+    assert softmax([3 * half, half, 5 * half]) == [x / (1 + e + e**2) for x in (e, 1, e**2)]
+    assert softmax(sympy.sympify([-2, 0, -sympy.oo, -1])) == [
+        1 / (1 + e + e**2),
+        e**2 / (1 + e + e**2),
+        0,
+        e / (1 + e + e**2),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from clearhead.analysis.cost import AttentionSizes
 from clearhead.analysis.cost import cost as predict
-from clearhead.course.exercises import solve, solve_text
+from clearhead.course.exercises import solve, solve_text, variant
 from clearhead.course.exercises.numbers import as_float, text
+from clearhead.course.exercises.problem_types.counts import reading_in_words
 
 
 def cells(work, key):
@@ -110,7 +112,7 @@ def test_receptive_field_that_includes_padding_adds_remark():
     x = torch.zeros(1, 1, 32, 32, requires_grad=True)
     network(x)[0, 0].backward()
     assert int((x.grad[0, 0] != 0).any(1).sum()) == 32 < cells(work, "field")[-1][0]
-    assert any("count the zeros of the padding" in remark for remark in work.remarks)
+    assert any("include zeros of the padding" in remark for remark in work.remarks)
     assert not solve("convolution-128").remarks
 
 
@@ -177,3 +179,13 @@ def test_receptive_field_matches_path_enumeration():
             reached = {position - head * (k + 1) ** layer for position in reached for head in range(k + 1)}
             assert size == len(reached)
     assert cells(work, "capped")[-1] == [9, 81, 729, 1000, 1000]
+
+
+def test_readings_of_a_mask_have_names_in_words():
+    rows = solve("sparse-16").step("also").grid.rows
+    assert rows == ("tokens 3, 7, 11, …", "distances 0, 4, 8, …", "tokens 0, 4, 8, …, which attend to all")
+    assert reading_in_words("causal() | every(4)") == "causal() | every(4)"
+    for seed in range(4):
+        step = int(re.search(r"multiple of (\d+)", solve(variant("sparse-16", seed)).question)[1])
+        fourth = solve(variant("sparse-16", seed)).step("also").grid.rows[0]
+        assert fourth == f"tokens {step - 1}, {2 * step - 1}, {3 * step - 1}, …"

@@ -24,11 +24,12 @@ def works():
 
 
 def tables_of(work, style):
-    """Return the expected tables of a worksheet in order: exact, then decimals if there are any."""
+    """Return the expected tables of a worksheet in order: exact unless decimals say as much, then decimals if any."""
     tables = []
     for block in step_blocks(work, style):
         if not block.step.grid.is_scalar:
-            tables.append((block, block.exact))
+            if not block.is_decimal_only:
+                tables.append((block, block.exact))
             if block.decimals is not None:
                 tables.append((block, block.decimals))
     return tables
@@ -223,3 +224,14 @@ def test_expression_of_derivative_keeps_its_parentheses(works):
     notes = [step.note for step in works["infinity-norm-step"].steps]
     assert any("∂(−y·log(P) − (1 − y)·log(1 − P))/∂w" in note for note in notes)
     assert works["infinity-norm-step"].step("norm").symbol == "‖w‖∞²"
+
+
+def test_numbers_without_readable_exact_form_are_shown_in_decimals_only(works):
+    work = works["encoder-decoder"]
+    blocks = {block.step.key: block for block in step_blocks(work, render.Style())}
+    assert blocks["p"].is_decimal_only
+    assert blocks["loss"].is_decimal_only
+    assert not blocks["memory"].is_decimal_only
+    for page in (render.terminal(work), render.markdown(work), render.html(work)):
+        assert "…" not in page
+    assert "ℓ ≈ 0.3869" in render.terminal(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from decimal import Decimal
 
@@ -140,3 +141,25 @@ def test_variants_ask_for_about_as_many_numbers(name):
 
     original = cells(solve(name))
     assert all(original / 2 <= cells(solve(variant(name, seed))) <= original * 2 for seed in range(6))
+
+
+@pytest.mark.parametrize("name", ["cnn-digits", "convolution-128"])
+@pytest.mark.parametrize("seed", range(4))
+def test_variant_of_convolutions_rounds_no_size_and_keeps_strides(name, seed):
+    work = solve(variant(name, seed))
+    *_, high, wide = work.problem["input"]
+    for layer in work.problem["layer"]:
+        if "kernel" in layer:
+            kernel, padding = layer["kernel"], layer.get("padding", 0)
+            stride = layer.get("stride", 1)
+            pairs = [x if isinstance(x, list) else [x, x] for x in (kernel, stride, padding)]
+            after = [(n + 2 * p - k) / s + 1 for n, k, s, p in zip((high, wide), *pairs, strict=True)]
+            assert all(size.is_integer() for size in after)
+            high, wide = map(int, after)
+    if name == "convolution-128":
+        assert work.problem["layer"][0]["stride"][1] > 1
+
+
+def test_variant_of_a_schedule_has_a_decimal_rate():
+    for seed in range(3):
+        assert re.search(r"lr_max = 0\.0+[1-9],", solve(variant("schedule", seed)).question)

@@ -150,7 +150,7 @@ def _step(block: StepBlock) -> str:
     derivation = _math(step.latex) if is_formula else ""
     if derivation or step.formula:
         parts.append(f"#derivation({derivation or _text(step.formula)})")
-    tables = [_cells(block, block.exact, is_exact=True)]
+    tables = [] if block.is_decimal_only else [_cells(block, block.exact, is_exact=True)]
     if block.decimals is not None:
         tables.append(f"approximately({_cells(block, block.decimals, is_exact=False)})")
     parts.append(f"#side-by-side(({', '.join(tables)},))")

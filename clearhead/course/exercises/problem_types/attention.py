@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from clearhead import masks
 from clearhead.attention import attend
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import Dot
@@ -185,7 +186,7 @@ def _head(problem: AttentionProblem, x: Matrix, number: int, sheet: WorksheetBui
     scores = sheet.add(f"scores{h}", "Scores" + suffix, grid, f"S{h}", *formulas)
     if not all(map(all, problem.allowed)):
         grid = ExactGrid.of(mask_scores(scores, problem.allowed), labels, keys)
-        title = f"Scores{suffix} under the mask {problem.mask}"
+        title = f"Scores{suffix} under the {_mask_name(problem.mask)}"
         formulas = "−∞ where a query may not attend", r"S_{ij} = -\infty \text{ where } i \text{ may not attend to } j"
         scores = sheet.add(f"masked{h}", title, grid, f"S{h}", *formulas)
     grid = ExactGrid.of([softmax(row, problem.temperature) for row in scores], labels, keys)
@@ -283,6 +284,10 @@ def _gradients(problem: AttentionProblem, heads: list[HeadValues], logits: Matri
         grid = _table(hstack(*parts[name]), rows, name.lower())
         sheet.add(f"grad_{name}", f"Gradient of {name_of_gradient}", grid, f"∂ℓ/∂{name_of_gradient}", *formulas)
     sheet.remarks += _gradient_remarks(problem, heads)
+
+
+def _mask_name(mask: masks.Mask) -> str:
+    return "causal mask" if mask == masks.causal() else f"mask {mask}"
 
 
 def _round_entries(matrix: Matrix) -> Matrix:

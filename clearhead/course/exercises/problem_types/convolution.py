@@ -18,6 +18,8 @@ from clearhead.course.exercises.random_values import RandomValues
 from clearhead.course.exercises.sheet import ExactGrid, WorksheetBuilder
 from clearhead.course.exercises.source import ProblemSource
 
+_FILTERS = (2, 4, 6, 8, 10, 12, 16, 20)
+_MAX_DRAWS = 200
 _LAYERS = ("convolution", "average-pool", "max-pool", "flatten", "linear")
 Pair = tuple[int, ...]
 
@@ -69,12 +71,12 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     grid = ExactGrid.of(_to_integers(s.field for s in stages), names, ["height", "width"])
     plain = "r = r_before + (kernel − 1)·(product of the strides before)"
     latex = r"r_l = r_{l-1} + (k_l - 1) \prod_{m < l} s_m"
-    sheet.add("field", "Receptive field: how much of the input one output sees", grid, "", plain, latex)
+    sheet.add("field", "Receptive field: size of the input that one output depends on", grid, "", plain, latex)
     if any(layer.values.get("padding", 0) not in (0, [0, 0]) for layer in layers):
         high, wide = shape[1:]
         sheet.remarks.append(
-            f"Receptive fields count the zeros of the padding too: of the input itself, {high}×{wide}, no output sees "
-            "more than there is, and those at its edges see less than the field."
+            f"Receptive fields include zeros of the padding. No output depends on more than the {high}×{wide} entries "
+            "of the input, and outputs near its edges depend on fewer entries than their field has."
         )
     # Torch's own layers on the meta device: shapes and parameter counts without any arithmetic.
     x = torch.empty(1, *shape, device="meta")
@@ -92,19 +94,45 @@ def _to_integers(rows: Iterable[Iterable[int]]) -> Matrix:
 
 
 def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
-    """Return the same layers with other sizes; squares stay squares, and sizes that do not fit are drawn again."""
+    """Return the same layers with other sizes; if no size of the original is rounded down, none of the variant is."""
+    is_exact = not _rounds_down(source.values)
+    for _ in range(_MAX_DRAWS):
+        drawn = _draw(source, rng)
+        if not (is_exact and _rounds_down(drawn)):
+            break
+    return drawn
+
+
+def _rounds_down(values: dict[str, Any]) -> bool:
+    """Return whether a stride does not divide the positions of its kernel, so that a size is rounded down."""
+    sides = list(values["input"][1:])
+    for layer in values["layer"]:
+        if "kernel" not in layer:
+            break
+        default = layer["kernel"] if "pool" in layer["type"] else 1
+        sizes = (layer["kernel"], layer.get("stride", default), layer.get("padding", 0))
+        pairs = [size if isinstance(size, list) else [size, size] for size in sizes]
+        for i, (kernel, stride, padding) in enumerate(zip(*pairs, strict=True)):
+            if (sides[i] + 2 * padding - kernel) % stride:
+                return True
+            sides[i] = (sides[i] + 2 * padding - kernel) // stride + 1
+    return False
+
+
+def _draw(source: ProblemSource, rng: RandomValues) -> dict[str, Any]:
+    """Return the same layers with other sizes; squares stay squares."""
 
     def near(value: Any, low: int) -> Any:
         if isinstance(value, list):
             return [near(value[0], low)] * 2 if value[0] == value[1] else [near(side, low) for side in value]
-        return value if value == low else rng.randint(max(low, value - 2), value + 3)
+        return value if value == low else rng.randint(max(low + 1, value - 2), value + 3)
 
     channels, high, wide = source.values["input"]
     size = rng.randint(high - high // 4, high + high // 2)
     layers = []
     for layer in source.values["layer"]:
         kernel = near(layer["kernel"], 2) if "kernel" in layer else 0
-        changes = {"kernel": kernel, "filters": rng.randint(2, 24), "outputs": rng.randint(4, 20)}
+        changes = {"kernel": kernel, "filters": rng.choice(_FILTERS), "outputs": rng.randint(4, 20)}
         changes["padding"] = rng.randint(0, 2)
         changes["stride"] = kernel if "pool" in layer["type"] else near(layer.get("stride", 1), 1)
         layers.append({key: changes.get(key, value) for key, value in layer.items()})

@@ -39,7 +39,8 @@ def mask(source: ProblemSource, sheet: WorksheetBuilder) -> None:
     expressions = source.names("also")
     if expressions:
         counts = [sympy.Integer(_parse_mask(source, ("also", i), text).count(n)) for i, text in enumerate(expressions)]
-        grid = ExactGrid.of([[count, 1 - count / (n * n)] for count in counts], expressions, ["pairs", "saving"])
+        names = [reading_in_words(text) for text in expressions]
+        grid = ExactGrid.of([[count, 1 - count / (n * n)] for count in counts], names, ["pairs", "saving"])
         sheet.add("also", "Other readings of the question", grid, "", "the same count", r"A, \quad 1 - A / n^2")
     sheet.check("the closed-form count of masks", ([[total]], [[pattern.count(n)]]))
 
@@ -67,6 +68,31 @@ def pattern_in_words(expression: str) -> str:
     return f"Each token attends to {', to '.join(parts[:-1])}, and to {parts[-1]}."
 
 
+_STARTS = re.compile(r"every\((\d+), start=(\d+)\)")
+_STRIDE = re.compile(r"(every|dilated)\((\d+)(?:, (?:start=)?(\d+))?\)(\.T)?")
+
+
+def reading_in_words(expression: str) -> str:
+    """Return a short name of a mask with a window and strides; other masks are quoted.
+
+    Example:
+        >>> reading_in_words("window(2, 2) | every(4, start=3)"), reading_in_words("window(2, 2) | dilated(4)")
+        ('tokens 3, 7, 11, …', 'distances 0, 4, 8, …')
+    """
+    parts = []
+    for text in (part.strip() for part in expression.split("|")):
+        call = _STRIDE.fullmatch(text)
+        if call is None and not text.startswith("window("):
+            return expression
+        if call is not None and call[4]:
+            parts.append("which attend to all" if parts else "tokens that attend to all")
+        elif call is not None:
+            step, start = int(call[2]), int(call[3] or 0)
+            name = "tokens" if call[1] == "every" else "distances"
+            parts.append(f"{name} {start}, {start + step}, {start + 2 * step}, …")
+    return ", ".join(parts) or expression
+
+
 def _parse_mask(source: ProblemSource, key: str | KeyPath, text: str) -> masks.Mask:
     try:
         pattern = masks.parse(text)
@@ -80,7 +106,10 @@ def vary_mask(source: ProblemSource, rng: RandomValues) -> dict[str, object]:
     """Return the same pattern with other numbers, consistently in all readings of the question."""
 
     def renumbered(text: str) -> str:
-        return re.sub(r"\d+", lambda match: str(rng.similar(int(match[0]))), text)
+        drawn = re.sub(r"(?<!start=)\b\d+", lambda match: str(rng.similar(int(match[0]))), text)
+        # A start keeps its distance from the step: "the fourth, eighth, …" becomes "the sixth, twelfth, …".
+        distances = iter([int(step) - int(start) for step, start in _STARTS.findall(text)])
+        return _STARTS.sub(lambda match: f"every({match[1]}, start={max(0, int(match[1]) - next(distances))})", drawn)
 
     n = source.integer("length", most=MAX_SIDE)
     also = {"also": [renumbered(text) for text in source.names("also")]} if "also" in source.values else {}

@@ -105,7 +105,7 @@ def solve(source: ProblemSource, sheet: WorksheetBuilder) -> None:
             f"With symbols in place of the numbers, both sides are the same: {', '.join(proved_keys)}."
         )
     if any(x.has(sympy.Float) for step in sheet.steps for x in step.grid.flat):
-        sheet.remarks.append(f"Exact forms that would fill a page are rounded to {DIGITS} digits.")
+        sheet.remarks.append(f"Numbers whose exact form would fill a page are calculated to {DIGITS} digits.")
 
 
 def vary(source: ProblemSource, rng: RandomValues) -> dict[str, object]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from clearhead._core.json_types import JSONObject
 from clearhead.course.exercises.numbers import as_float, text
-from clearhead.course.exercises.render.layout import PLAIN, TOO_LONG, StepBlock, Style, render
+from clearhead.course.exercises.render.layout import PLAIN, StepBlock, Style, render
 from clearhead.course.exercises.sheet import Cell, Worksheet, WorksheetStep
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
@@ -60,7 +60,7 @@ def _lines(block: StepBlock, width: int) -> list[str]:
         exact = block.exact[0][0] or "________"
         name = block.step.symbol
         rounded = "" if block.decimals is None else f"≈ {block.decimals[0][0]}"
-        line = f"{name} = {exact} {rounded}".strip()
+        line = f"{name} {rounded}" if block.is_decimal_only else f"{name} = {exact} {rounded}".strip()
         if len(line) <= width:
             return [line]
         below = [f"{' ' * len(name)} {rounded}"] if rounded else []
@@ -69,8 +69,7 @@ def _lines(block: StepBlock, width: int) -> list[str]:
     if block.decimals is None:
         return exact_lines
     decimal_lines = _columns(block, block.decimals, width)
-    pairs = [pair for rows in zip(block.exact, block.decimals, strict=True) for pair in zip(*rows, strict=True)]
-    if all(exact in (TOO_LONG, rounded) for exact, rounded in pairs):
+    if block.is_decimal_only:
         return ["≈", *decimal_lines]
     if len(exact_lines) == len(decimal_lines) and len(exact_lines[0]) + len(decimal_lines[0]) + 7 <= width:
         return [
@@ -137,8 +136,9 @@ def _markdown_step(block: StepBlock) -> list[str]:
     parts = [f"## {block.number}. {_escape(step.title)} (`{step.key}`{label})", step.formula and f"`{step.formula}`"]
     if step.grid.is_scalar:
         rounded = "" if block.decimals is None else f" ≈ {block.decimals[0][0]}"
-        return [*parts, f"{_escape(step.symbol)} = {_escape(block.exact[0][0]) or '…………'}{rounded}".strip()]
-    parts.append(_markdown_table(block, block.exact))
+        exact = "" if block.is_decimal_only else f" = {_escape(block.exact[0][0]) or '…………'}"
+        return [*parts, f"{_escape(step.symbol)}{exact}{rounded}".strip()]
+    parts += [] if block.is_decimal_only else [_markdown_table(block, block.exact)]
     return parts if block.decimals is None else [*parts, "In decimals:", _markdown_table(block, block.decimals)]
 
 
@@ -201,9 +201,9 @@ def _html_step(block: StepBlock) -> list[str]:
         parts.append(f'<p class="formula">{_format_formula(step.formula)}</p>')
     if step.grid.is_scalar:
         rounded = "" if block.decimals is None else f" ≈ {escape(block.decimals[0][0])}"
-        value = _format_formula(block.exact[0][0] or "______")
-        return [*parts, f'<p class="one">{_format_formula(step.symbol)} = {value}{rounded}</p>']
-    tables = _html_table(block, block.exact)
+        exact = "" if block.is_decimal_only else f" = {_format_formula(block.exact[0][0] or '______')}"
+        return [*parts, f'<p class="one">{_format_formula(step.symbol)}{exact}{rounded}</p>']
+    tables = "" if block.is_decimal_only else _html_table(block, block.exact)
     if block.decimals is not None:
         tables += f'<div class="pair"><span class="about">≈</span>{_html_table(block, block.decimals)}</div>'
     return [*parts, f'<div class="pair">{tables}</div>']

@@ -100,9 +100,9 @@ def _step(block: StepBlock) -> list[str]:
     parts = [step.latex] if step.latex else []
     if step.grid.is_scalar:
         about = "" if rounded is None else rf" \approx {_cell(rounded[0][0], False)}"
-        parts.append(f"= {_cell(block.exact[0][0], True)}{about}")
+        parts.append(about.strip() if block.is_decimal_only else f"= {_cell(block.exact[0][0], True)}{about}")
     else:
-        parts.append(_array(block, block.exact, True))
+        parts += [] if block.is_decimal_only else [_array(block, block.exact, True)]
         parts += [] if rounded is None else [r"\approx " + _array(block, rounded, False)]
     return [heading, *[rf"\fitted{{{part}}}" for part in parts]]
 
@@ -123,6 +123,7 @@ _SIGNS = {code: sign for sign, code in _MATH.items() if code.startswith("\\")} |
     r"\rvert": "|", r"\textstyle": "", r"\,": "thin", r"\{": r"\{", r"\}": r"\}", r"\_": r"\_", r"\neq": "≠",
     r"\mid": "|", r"\;": "med", r"\dots": "…", r"\cdots": "⋯",
 }  # fmt: skip
+_LONGEST_UNGROUPED = 3  # digits of a number that is written without commas
 _NAMES = re.compile(
     "alpha|beta|gamma|delta|epsilon|eta|lambda|mu|nu|pi|sigma|tau|phi|rho|theta|omega|Sigma|Delta|Theta|lim|max|min|log|exp|"
     "sin|cos|tanh|det"
@@ -132,7 +133,9 @@ _ESCAPED = {"/": r"\/", ",": r"\,", ";": r"\;", '"': r"\"", "#": r"\#", "$": r"\
 
 def math(latex: str) -> str:
     """Translate LaTeX mathematics to Typst; raise LookupError for unknown commands."""
-    return _group(iter(_TOKEN.findall(re.sub(r"(?<=frac)(\d)(\d)", r"{\1}{\2}", latex))))
+    latex = re.sub(r"(?<=frac)(\d)(\d)", r"{\1}{\2}", latex)
+    latex = re.sub(r"(?<![\d.])(\d{4,})(?=\^)", r"\\mathrm{\1}", latex)  # a base such as 10000 has no comma
+    return _group(iter(_TOKEN.findall(latex)))
 
 
 def _group(tokens: Iterator[str], end: str = "") -> str:
@@ -169,8 +172,8 @@ def _translate(token: str, tokens: Iterator[str]) -> str:
         if not _NAMES.fullmatch(name):
             raise LookupError(f"{token} is unknown")
         return name
-    if token.isdigit() and len(token) > 4:
-        return f"{int(token):,}".replace(",", " thin ")
+    if token.isdigit() and len(token) > _LONGEST_UNGROUPED:
+        return f'"{int(token):,}"'
     return _ESCAPED.get(token, token.strip())
 
 

@@ -45,6 +45,16 @@ class StepBlock:
     note: str = ""
     legend: tuple[tuple[str, str], ...] = ()  # letters that stand for long exact numbers in a wide table
 
+    @property
+    def is_decimal_only(self) -> bool:
+        """Whether no exact number says more than the decimals, so that only they are shown."""
+        if self.decimals is None:
+            return False
+        pairs = [pair for rows in zip(self.exact, self.decimals, strict=True) for pair in zip(*rows, strict=True)]
+        return any(exact == TOO_LONG for exact, _ in pairs) and all(
+            exact in (TOO_LONG, rounded) for exact, rounded in pairs
+        )
+
 
 def step_blocks(
     worksheet: Worksheet, style: Style, write: Callable[[Number], str] = text, word: Callable[[str], str] = str
@@ -67,10 +77,7 @@ def step_blocks(
         exact = table(grid, texts.__getitem__)
         decimals = None if grid.is_integral else table(grid, lambda x: decimal(x, style.digits))
         legend = tuple((letter, write(x)) for x, letter in letters.items())
-        note = step.note
-        if TOO_LONG in texts.values():
-            note = f"{note} Exact forms that are too long are shown as {TOO_LONG}; the JSON contains them.".strip()
-        result.append(StepBlock(step, i + 1, grid.rows, grid.columns, exact, decimals, note, legend))
+        result.append(StepBlock(step, i + 1, grid.rows, grid.columns, exact, decimals, step.note, legend))
     return result
 
 
