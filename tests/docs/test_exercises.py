@@ -97,34 +97,34 @@ def softmax_jacobian(book, s):
 
 @solution_of("scale-key", "02-scores")
 def scale_key(book, α, i, Q, K):
-    i, longer = int(i) - 1, K.clone()
-    longer[i] *= α
-    S, S_longer = Q @ K.T, Q @ longer.T
+    i, scaled = int(i) - 1, K.clone()
+    scaled[i] *= α
+    S, S_scaled = Q @ K.T, Q @ scaled.T
     score = S[:, [i]]
-    before, after = book.softmax(S), book.softmax(S_longer)
+    before, after = book.softmax(S), book.softmax(S_scaled)
     return {
         "S": S,
         "A": before,
         "score": score,
-        "longer": longer,
-        "S_longer": S_longer,
-        "A_longer": after,
+        "scaled": scaled,
+        "S_scaled": S_scaled,
+        "A_scaled": after,
         "gain": score.sign(),
     }
 
 
 @solution_of("perturb-key-query", "02-scores")
 def perturb_key_query(book, β, i, j, Q, K, V, ε):
-    i, j, moved, other = int(i) - 1, int(j) - 1, K.clone(), Q.clone()
-    moved[i] += ε[0]
+    i, j, perturbed, other = int(i) - 1, int(j) - 1, K.clone(), Q.clone()
+    perturbed[i] += ε[0]
     other[j] += ε[0]
-    A, A_key, A_query = (book.softmax(β * q @ k.T) for q, k in ((Q, K), (Q, moved), (other, K)))
+    A, A_key, A_query = (book.softmax(β * q @ k.T) for q, k in ((Q, K), (Q, perturbed), (other, K)))
     H = A @ V
     changed = lambda weights: ((weights @ V - H).abs().sum(-1, keepdim=True) > 1e-12).double()  # noqa: E731
     return {
         "A": A,
         "H": H,
-        "moved": moved,
+        "perturbed": perturbed,
         "A_key": A_key,
         "by_key": changed(A_key),
         "v_gap": V[i] - H,

@@ -79,7 +79,7 @@ def reading_in_words(expression: str) -> str:
         >>> reading_in_words("window(2, 2) | every(4, start=3)"), reading_in_words("window(2, 2) | dilated(4)")
         ('tokens 3, 7, 11, …', 'distances 0, 4, 8, …')
     """
-    parts = []
+    parts: list[str] = []
     for text in (part.strip() for part in expression.split("|")):
         call = _STRIDE.fullmatch(text)
         if call is None and not text.startswith("window("):
