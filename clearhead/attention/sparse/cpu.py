@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.sparse.block_index import BlockIndex
-from clearhead.attention.sparse.launch import BackwardState, KernelInputs
+from clearhead.attention.sparse.distance_sums import BackwardState
+from clearhead.attention.sparse.launch import KernelInputs
 
 _MAX_CACHED_PAIRS = 1 << 26
 """Largest piece whose chunks are cached with its index, at one byte per pair; larger ones are rebuilt in each call."""

@@ -133,6 +133,7 @@ class IntervalCall:
         strided: tuple[Tensor, ...],
         by_key: bool,
         n_blocks: int | None = None,
+        extra: tuple[bool, ...] = (),
     ) -> None:
         """Launch a kernel.
 
@@ -142,7 +143,8 @@ class IntervalCall:
             tensors: Its tensors, without the intervals and the ids.
             strided: The tensors whose strides are its arguments, in order.
             by_key: Whether rows are keys.
-            n_blocks: Number of programs per head, if it is not the number of blocks of rows."""
+            n_blocks: Number of programs per head, if it is not the number of blocks of rows.
+            extra: Constants that only this kernel has."""
         n_rows, heads = (self.S, self.K) if by_key else (self.T, self.H)
         bounds = self.rows.bounds
         n_blocks = -(-n_rows // tile.M) if n_blocks is None else n_blocks
@@ -160,8 +162,7 @@ class IntervalCall:
             (
                 self.H // self.K, self.bias_strides[3], self.D, self.E, padded_width(self.D), padded_width(self.E),
                 tile.M, tile.N, len(self.rows.ids), *self.has_ids, self.has_bias,
-                self.has_distance, self.has_cap, align, self.precision,
-                *((self.rows.tests_by_query,) if by_key else ()),
+                self.has_distance, self.has_cap, align, self.precision, *extra,
             ),
             tile.options,
         )  # fmt: skip
@@ -190,9 +191,11 @@ def interval_backward(
         return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(call.distance) if needs_distance_grad else None
     grad, delta = unit_stride(grad), torch.empty_like(lse)
     strided = q, k, v, out, grad, dq
-    call.launch(QUERY, call.tiles.query, (*strided, lse, delta, call.bias, call.distance), strided, False)
+    scores = lse, delta, call.bias, call.distance
+    exact_delta = needs_distance_grad and q.dtype != torch.float32
+    call.launch(QUERY, call.tiles.query, (*strided, *scores), strided, False, extra=(exact_delta,))
     strided = q, k, v, grad, dk, dv
-    call.launch(KEY, call.tiles.key, (*strided, lse, delta, call.bias, call.distance), strided, True)
+    call.launch(KEY, call.tiles.key, (*strided, *scores), strided, True, extra=(call.rows.tests_by_query,))
     return dq, dk, dv, sum_diagonals(call, grad, lse, delta) if needs_distance_grad else None
 
 

@@ -214,8 +214,6 @@ def triton_unsupported_reason(inputs: AttentionInputs) -> str | None:
     """Return why the Triton kernels do not support a call, or None."""
     if not HAS_TRITON:
         return "Triton is not installed"
-    if inputs.modifies_scores and usable_intervals(inputs) is None:
-        return "the Triton kernels of plans compute no biases by distance and no soft caps"
     if inputs.bias is not None and inputs.bias.requires_grad:
         return "the bias needs a gradient, which the Triton kernels do not compute"
     if inputs.q.dtype not in (torch.float16, torch.bfloat16, torch.float32):

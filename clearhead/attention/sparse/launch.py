@@ -6,7 +6,7 @@ partial results are reduced afterwards."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from clearhead.attention.sparse.block_index import BlockIndex, ragged_positions
+from clearhead.attention.sparse.distance_sums import BackwardState, DistanceSums
 from clearhead.attention.sparse.fast_launch import launch_kernel
 
 CONCURRENT_PROGRAMS = 400
@@ -49,11 +50,23 @@ class Tiles:
         """Return the tiles for blocks of this size."""
         return self if self.long is None or block_index.M < self.long.forward.M else self.long
 
+    def narrowed(self) -> Tiles:
+        """Return tiles with at most two stages, and with fewer columns for the gradients."""
+        forward = replace(self.forward, stages=min(self.forward.stages, 2), registers=None)
+        query, key = (replace(tile, N=min(tile.N, 32), stages=min(tile.stages, 2)) for tile in (self.query, self.key))
+        return Tiles(forward, query, key, None if self.long is None else self.long.narrowed())
 
-def tiles_for(dtype: torch.dtype, width: int) -> Tiles:
+
+def tiles_for(dtype: torch.dtype, width: int, modifies_scores: bool = False) -> Tiles:
     """Return tile sizes that fit the registers and shared memory of a current GPU, measured on an H200.
 
-    A multiprocessor runs four thread blocks at once with 128 registers per thread, and three with 168."""
+    A multiprocessor runs four thread blocks at once with 128 registers per thread, and three with 168.
+    `modifies_scores`: smaller tiles of the same blocks, because a bias by distance or a soft cap takes registers."""
+    tiles = _tiles_for(dtype, width)
+    return tiles.narrowed() if modifies_scores and dtype != torch.float32 else tiles
+
+
+def _tiles_for(dtype: torch.dtype, width: int) -> Tiles:
     if dtype == torch.float32:
         tile = Tile(64, 32, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)
         return Tiles(tile, tile, tile)
@@ -93,7 +106,13 @@ class KernelInputs:
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
         self.scale, self.cap = scale, cap
         self.distance_bias = distance_bias  # (H or 1, T + S)
+        self.modifies_scores = distance_bias is not None or cap > 0.0
         self.acc_dtype = torch.promote_types(q.dtype, torch.float32)  # of scores and sums
+
+    @cached_property
+    def distance(self) -> Tensor | None:
+        """The bias by distance as the Triton kernels read it."""
+        return None if self.distance_bias is None else self.distance_bias.to(torch.float32).contiguous()
 
     @cached_property
     def flat(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,21 +166,16 @@ class LaunchArgs:
             placeholder if x is None else x for x in (block_index.row_ids, row_mask, block_index.column_ids)
         )
         # In the order of the kernels' parameters.
-        self.tensors = (
-            self.patterns,
-            self.rows,
-            self.work.column_ranges,
-            self.work.work_items,
-            row_mask,
-            column_ids,
-        )
-        bias = inputs.bias
+        self.tensors = (self.patterns, self.rows, self.work.column_ranges, self.work.work_items, row_mask, column_ids)
+        bias, distance = inputs.bias, inputs.distance
         self.bias, self.bias_strides = (inputs.q, (0, 0, 0, 0)) if bias is None else (bias, bias.stride())
+        self.distance = inputs.q if distance is None else distance
+        self.distance_stride = 0 if distance is None or len(distance) == 1 else distance.stride(0)
 
     def _constants(self, tile: Tile) -> dict[str, Any]:
         x, block_index = self.inputs, self.block_index
         max_offset = max(y.shape[2] * y.stride(2) for y in (x.q, x.k, x.v))
-        needs_registers = x.bias is not None or block_index.row_bits is not None
+        needs_registers = x.bias is not None or x.modifies_scores or block_index.row_bits is not None
         registers = {}
         if tile.registers is not None and not torch.version.hip:
             registers = {"maxnreg": tile.registers[needs_registers]}
@@ -184,6 +198,8 @@ class LaunchArgs:
             "INT64_OFFSETS": max_offset >= 1 << 31,
             "PRECISION": "ieee" if x.q.dtype == torch.float32 else "tf32",
             "IS_SHORTER": self.n_columns < block_index.n_columns,
+            "HAS_DISTANCE": x.distance_bias is not None,
+            "HAS_CAP": x.cap > 0.0,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
@@ -222,9 +238,9 @@ def forward(x: KernelInputs, block_index: BlockIndex, tile: Tile, out: Tensor, l
     partials, state = args.partials(heads, constants["EP"], lse), args.partials(heads, 2, lse)
     launch_kernel(
             forward_kernel, (args.active * heads,),
-        x.q, x.k, x.v, out, lse, args.bias, partials, state, n_partials, *args.tensors,
+        x.q, x.k, x.v, out, lse, args.bias, args.distance, partials, state, n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *args.bias_strides,
-        x.scale, x.T, x.S, x.H, x.groups, *args.sizes,
+        args.distance_stride, x.scale, x.cap, x.T, x.S, x.H, x.groups, *args.sizes,
         **constants,
     )  # fmt: skip
     if n_partials:
@@ -234,11 +250,11 @@ def forward(x: KernelInputs, block_index: BlockIndex, tile: Tile, out: Tensor, l
             out, lse, partials, state, n_partials, args.patterns, args.rows, args.work.reductions,
             *out.stride()[:3], x.T, x.H, block_index.N, active,
             E=x.E, EP=constants["EP"], M=block_index.M, HAS_ROW_IDS=constants["HAS_ROW_IDS"], IS_FIRST=is_first,
-            INT64_OFFSETS=constants["INT64_OFFSETS"], HAS_BIAS=constants["HAS_BIAS"],
+            INT64_OFFSETS=constants["INT64_OFFSETS"], IS_NATURAL=x.bias is not None or x.modifies_scores,
         )  # fmt: skip
 
 
-def prepare(out: Tensor, grad: Tensor, lse: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
+def prepare(out: Tensor, grad: Tensor, lse: Tensor, is_natural: bool) -> tuple[Tensor, Tensor]:
     """Return what both gradients need per query, (B, H, T) float32: the shift of its scores, and Σ out · grad."""
     from clearhead.attention.sparse.triton_forward import prepare_kernel
 
@@ -249,19 +265,25 @@ def prepare(out: Tensor, grad: Tensor, lse: Tensor, has_bias: bool) -> tuple[Ten
         launch_kernel(
             prepare_kernel, (-(-T // M), B * H),
             out, grad, lse, shift, delta, *out.stride()[:3], *grad.stride()[:3], T, H,
-            E=E, EP=padded_width(E), M=M, HAS_BIAS=has_bias,
+            E=E, EP=padded_width(E), M=M, IS_NATURAL=is_natural,
         )  # fmt: skip
     return shift, delta
 
 
-BackwardState = tuple[Tensor, Tensor, Tensor]
-"""The gradient of the output, and the shift and delta of each query (see `prepare`)."""
-
-
 def query_gradient(
-    x: KernelInputs, block_index: BlockIndex, tile: Tile, state: BackwardState, dq: Tensor, is_first: bool
+    x: KernelInputs,
+    block_index: BlockIndex,
+    tile: Tile,
+    state: BackwardState,
+    dq: Tensor,
+    is_first: bool,
+    distances: DistanceSums | None = None,
+    *,
+    sum_distances: bool = False,
 ) -> None:
-    """Add a piece to `dq`, or overwrite it if it is the first."""
+    """Add a piece to `dq`, or overwrite it if it is the first, and to the sums of rows, if any.
+
+    `sum_distances`: add it to the sums by distance instead."""
     from clearhead.attention.sparse.triton_backward import query_kernel
 
     args, heads = LaunchArgs(x, block_index, tile, is_first, x.S), x.B * x.H
@@ -269,14 +291,18 @@ def query_gradient(
         return
     grad, shift, delta = state
     partials = args.partials(heads, args.constants["DP"], shift)
+    rows = None if distances is None or sum_distances else distances.rows
+    sums = (x.q, x.q) if distances is None else (distances.sums, distances.units)
     launch_kernel(
             query_kernel, (args.active * heads,),
-        x.q, x.k, x.v, grad, dq, shift, delta, args.bias, partials, args.work.n_partials, *args.tensors,
+        x.q, x.k, x.v, grad, dq, shift, delta, args.bias, args.distance, *sums, x.q if rows is None else rows, partials,
+        args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
-        *args.bias_strides, x.scale, x.T, x.S, x.H, x.groups, *args.sizes,
-        **args.constants,
+        *args.bias_strides, args.distance_stride, x.scale, x.cap, x.T, x.S, x.H, x.groups, *args.sizes,
+        **args.constants, SUM_ROWS=rows is not None, SUM_DISTANCES=sum_distances,
     )  # fmt: skip
-    args.reduce(dq, partials, 1)
+    if not sum_distances:
+        args.reduce(dq, partials, 1)
 
 
 def key_gradient(
@@ -295,11 +321,11 @@ def key_gradient(
     dk_partials, dv_partials = (args.partials(heads, args.constants[width], shift) for width in ("DP", "EP"))
     launch_kernel(
             key_kernel, (args.active * heads,),
-        x.q, x.k, x.v, grad, dk, dv, shift, delta, args.bias, dk_partials, dv_partials,
+        x.q, x.k, x.v, grad, dk, dv, shift, delta, args.bias, args.distance, dk_partials, dv_partials,
         args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *args.bias_strides,
         *dk.stride()[:3], *dv.stride()[:3],
-        x.scale, x.S, x.T, x.H, x.groups, *args.sizes,
+        args.distance_stride, x.scale, x.cap, x.S, x.T, x.H, x.groups, *args.sizes,
         **args.constants, VALUES_FIRST=tile.warps > 4,
     )  # fmt: skip
     args.reduce(dk, dk_partials, x.groups)

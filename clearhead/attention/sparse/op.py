@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sparse import cpu, launch
+from clearhead.attention.sparse.distance_sums import DistanceSums
 from clearhead.attention.sparse.launch import KernelInputs, unit_stride
 from clearhead.attention.sparse.plan import Plan
 from clearhead.attention.sparse.registry import PLANS
@@ -84,7 +85,8 @@ def gathered_backward(
     sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale, distance_bias, cap)
     grad, dbias, d_distance = unit_stride(grad), q.new_empty(0), q.new_empty(0, dtype=lse.dtype)
     if runs_triton(q):
-        dq, dk, dv = backward_triton(sparse_plan, kernel_inputs, grad, out, lse)
+        dq, dk, dv, sums_by_distance = backward_triton(sparse_plan, kernel_inputs, grad, out, lse, needs_distance_grad)
+        d_distance = d_distance if sums_by_distance is None else sums_by_distance
     else:
         sums = q.new_zeros(bias.shape, dtype=kernel_inputs.acc_dtype) if bias is not None and needs_dbias else None
         if distance_bias is not None and needs_distance_grad:
@@ -140,7 +142,7 @@ gathered.register_autograd(_backward, setup_context=_setup)
 
 def forward_triton(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp of each row, computed by Triton kernels."""
-    tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E))
+    tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E), x.modifies_scores)
     dense = _dense_forward(plan, x)
     if dense is not None:
         out, lse = dense[0], dense[1].contiguous()
@@ -156,9 +158,9 @@ def forward_triton(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
 
 
 def backward_triton(
-    plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v, computed by Triton kernels."""
+    plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor, needs_distance_grad: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of q, k, v and, if needed, of the bias by distance, computed by Triton kernels."""
     dense = _dense_backward(plan, x, grad, out, lse)
     if dense is None:
         # The first piece overwrites every row; without pieces, the gradients are zero.
@@ -167,16 +169,24 @@ def backward_triton(
     else:
         dq, dk, dv = dense
     if not plan.query_pieces:
-        return dq, dk, dv
-    tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E))
-    state = (grad, *launch.prepare(out, grad, lse, x.bias is not None))
+        zeros = torch.zeros_like(x.distance) if needs_distance_grad and x.distance is not None else None
+        return dq, dk, dv, zeros
+    tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E), x.modifies_scores)
+    state = (grad, *launch.prepare(out, grad, lse, x.bias is not None or x.modifies_scores))
+    distances = DistanceSums(x, state) if needs_distance_grad else None
     for index, block_index in enumerate(plan.query_pieces):
         is_first = dense is None and index == 0
-        launch.query_gradient(x, block_index, tiles.for_blocks(block_index).query, state, dq, is_first)
+        tile = tiles.for_blocks(block_index).query
+        launch.query_gradient(x, block_index, tile, state, dq, is_first, distances)
+    if distances is not None:
+        state = distances.state(state)
+        for block_index in plan.query_pieces:
+            tile = tiles.for_blocks(block_index).query
+            launch.query_gradient(x, block_index, tile, state, dq, False, distances, sum_distances=True)
     for index, block_index in enumerate(plan.key_pieces):
         is_first = dense is None and index == 0
         launch.key_gradient(x, block_index, tiles.for_blocks(block_index).key, state, dk, dv, is_first)
-    return dq, dk, dv
+    return dq, dk, dv, None if distances is None else distances.total()
 
 
 # -- with torch operations --------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from clearhead.attention.sparse.triton_forward import LOG2E, _matmul_transposed
-from clearhead.attention.sparse.triton_intervals import hide, load_block, load_rows, unspecialized
-from clearhead.attention.sparse.triton_scores import modify_scores, shift_of, softmax_weights
+from clearhead.attention.sparse.triton_forward import _matmul_transposed
+from clearhead.attention.sparse.triton_interval_tiles import hide, load_block
+from clearhead.attention.sparse.triton_intervals import load_rows, unspecialized
+from clearhead.attention.sparse.triton_scores import LOG2E, modify_scores, shift_of, softmax_weights
 
 
 @unspecialized

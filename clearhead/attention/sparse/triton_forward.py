@@ -8,7 +8,8 @@ atomic additions, so results repeat bit for bit.
 
 Letters: M rows of a block, N columns of a tile, D and E the widths of keys and values, DP and EP these widths rounded
 up to a power of two. IS_SHORTER: the call has fewer columns than its plan. Scores are in base-2 units inside the
-kernels; the stored log-sum-exp is natural."""
+kernels, or in natural units if they are modified (`triton_scores`). A bias by distance has T + S values per head. The
+stored log-sum-exp is natural."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -19,10 +20,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
-LARGEST = tl.constexpr(1e38)
-VARYING = ("n_rows", "n_columns", "n_queries", "n_blocks", "active", "n_partials")
+from clearhead.attention.sparse.triton_scores import LN2, LOG2E, add_bias, scale_scores
+
+VARYING = ("n_rows", "n_columns", "n_queries", "n_blocks", "active", "n_partials", "distance_stride")
 """Sizes that vary from call to call: a value that is 1 or a multiple of 16 selects no other compiled kernel."""
 
 
@@ -141,28 +141,20 @@ def _matmul_transposed(a, b, PRECISION: tl.constexpr):
         return tl.dot(a, tl.trans(b), input_precision=PRECISION)
 
 
-@triton.jit
-def _add_bias(s, at, scale):
-    """Return scores s (M, N) times their scale, plus the bias at these pointers, added in float32.
-
-    Some libraries hide keys by the smallest finite number, which is clamped to stay finite in base-2 units; −inf
-    is kept."""
-    bias = tl.load(at).to(tl.float32)
-    return s * scale + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
-
-
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, partials_ptr, state_ptr, n_partials,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, bias_ptr, distance_ptr, partials_ptr, state_ptr, n_partials,
     patterns, row_ids, column_ranges, work_items, row_mask, column_ids,
     sqb, sqh, sqt, skb, skh, sks, svb, svh, svs, sob, soh, sot, sbb, sbh, sbt, sbs,
-    scale, n_rows, n_columns, H, groups, n_blocks, active, skip_shift,
+    distance_stride, scale, cap, n_rows, n_columns, H, groups, n_blocks, active, skip_shift,
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     N_RANGES: tl.constexpr, HAS_PATTERNS: tl.constexpr, HAS_ROW_IDS: tl.constexpr, ROW_MASK: tl.constexpr,
     SKIP_MODULUS: tl.constexpr, HAS_COLUMN_IDS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_FIRST: tl.constexpr,
     INT64_OFFSETS: tl.constexpr, PRECISION: tl.constexpr, IS_SHORTER: tl.constexpr,
+    HAS_DISTANCE: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Compute out and log-sum-exp of a block of queries; if not IS_FIRST, merge them with the stored ones."""
+    IS_NATURAL: tl.constexpr = HAS_BIAS or HAS_DISTANCE or HAS_CAP
     pid = tl.program_id(0)
     bh = pid // active
     b = (bh // H).to(tl.int64)
@@ -179,6 +171,7 @@ def forward_kernel(
         k_base = k_ptr + b * skb + (h // groups) * skh
         v_base = v_ptr + b * svb + (h // groups) * svh
         bias_base = bias_ptr + b * sbb + h * sbh
+        distance_head = distance_ptr + h * distance_stride
         o_base = o_ptr + b * sob + h * soh
         if IS_FIRST:
             row_max = tl.full([M], float("-inf"), tl.float32)
@@ -187,10 +180,10 @@ def forward_kernel(
         else:
             previous = tl.load(lse_ptr + bh.to(tl.int64) * n_rows + row)
             previous = tl.where(partial < 0, previous, float("-inf"))  # a part starts empty; the reduction merges
-            row_max = previous if HAS_BIAS else previous * LOG2E
+            row_max = previous if IS_NATURAL else previous * LOG2E
             denominator = tl.where(previous > float("-inf"), 1.0, 0.0)
             acc = tl.where(partial < 0, _load_tile(o_base, row, sot, E, EP, INT64_OFFSETS).to(tl.float32), 0.0)
-        c = LOG2E if HAS_BIAS else scale * LOG2E
+        c = LOG2E if IS_NATURAL else scale * LOG2E
         block_ranges = column_ranges + block * (3 * N_RANGES)
         for t in range(tl.load(item + 1), tl.load(item + 2)):
             x = t * N + tl.arange(0, N)
@@ -202,25 +195,38 @@ def forward_kernel(
                 index = tl.minimum(index, n_columns - 1)
             k = _load_tile(k_base, index, sks, D, DP, INT64_OFFSETS)
             s = _matmul_transposed(q, k, PRECISION)
+            if IS_NATURAL:
+                entries = index[None, :] - row[:, None] + (n_rows - 1)
+                s, _ = scale_scores(s, distance_head, entries, scale, cap, HAS_DISTANCE, HAS_CAP, PRECISION)
             if HAS_BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
-                s = _add_bias(s, at, scale)
+                s = add_bias(s, tl.load(at))
             if t >= n_full // N:
                 s = _apply_row_mask(s, t * N - n_full, total - n_full, low, high, bits, M, N, ROW_MASK)
             if IS_SHORTER:
                 s = tl.where(exists[None, :], s, float("-inf"))
             # With a bias of 1e38 the rounding error of a product exceeds any exponent, so subtract first.
-            new = tl.maximum(row_max, tl.max(s, 1) if HAS_BIAS else tl.max(s, 1) * c)
+            new = tl.maximum(row_max, tl.max(s, 1) if IS_NATURAL else tl.max(s, 1) * c)
             base = tl.where(new == float("-inf"), 0.0, new)  # a row may have no visible column so far
-            p = tl.math.exp2((s - base[:, None]) * c if HAS_BIAS else s * c - base[:, None])
-            alpha = tl.math.exp2((row_max - base) * c if HAS_BIAS else row_max - base)
+            p = tl.math.exp2((s - base[:, None]) * c if IS_NATURAL else s * c - base[:, None])
+            alpha = tl.math.exp2((row_max - base) * c if IS_NATURAL else row_max - base)
             denominator = denominator * alpha + tl.sum(p, 1)
             v = _load_tile(v_base, index, svs, E, EP, INT64_OFFSETS)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
             row_max = new
         if partial < 0:
             _store_output(
-                acc, row_max, denominator, o_base, lse_ptr + bh.to(tl.int64) * n_rows, row, valid, sot, E, EP, HAS_BIAS
+                acc,
+                row_max,
+                denominator,
+                o_base,
+                lse_ptr + bh.to(tl.int64) * n_rows,
+                row,
+                valid,
+                sot,
+                E,
+                EP,
+                IS_NATURAL,
             )
         else:
             r = tl.arange(0, M)
@@ -233,16 +239,16 @@ def forward_kernel(
 @triton.jit
 def _store_output(
     acc, row_max, denominator, o_base, lse_base, row, valid, sot,
-    E: tl.constexpr, EP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    E: tl.constexpr, EP: tl.constexpr, IS_NATURAL: tl.constexpr,
 ):  # fmt: skip
     """Divide by the denominator and store; an empty row gets zeros and −inf.
 
-    `row_max` is in base-2 units, or natural ones if there is a bias."""
+    `row_max` is in base-2 units, or natural ones if IS_NATURAL."""
     is_nonempty = denominator > 0
     out = acc * tl.where(is_nonempty, 1.0 / tl.where(is_nonempty, denominator, 1.0), 0.0)[:, None]
     lse = tl.where(
         is_nonempty,
-        (row_max if HAS_BIAS else row_max * LN2) + tl.log(tl.where(is_nonempty, denominator, 1.0)),
+        (row_max if IS_NATURAL else row_max * LN2) + tl.log(tl.where(is_nonempty, denominator, 1.0)),
         float("-inf"),
     )
     e = tl.arange(0, EP)
@@ -257,7 +263,7 @@ def merge_partials_kernel(
     o_ptr, lse_ptr, partials_ptr, state_ptr, n_partials, patterns, row_ids, reductions,
     sob, soh, sot, n_rows, H, n_blocks, active,
     E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, HAS_ROW_IDS: tl.constexpr, IS_FIRST: tl.constexpr,
-    INT64_OFFSETS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, IS_NATURAL: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of a split block, and the stored result unless IS_FIRST."""
     pid = tl.program_id(0)
@@ -275,7 +281,7 @@ def merge_partials_kernel(
             acc = tl.zeros([M, EP], tl.float32)
         else:
             previous = tl.load(lse_base + row)
-            row_max = previous if HAS_BIAS else previous * LOG2E
+            row_max = previous if IS_NATURAL else previous * LOG2E
             denominator = tl.where(previous > float("-inf"), 1.0, 0.0)
             acc = _load_tile(o_base, row, sot, E, EP, INT64_OFFSETS).to(tl.float32)
         r = tl.arange(0, M)
@@ -287,22 +293,22 @@ def merge_partials_kernel(
             part_denominator = tl.load(state_ptr + at * (2 * M) + M + r)
             new = tl.maximum(row_max, part_max)
             base = tl.where(new == float("-inf"), 0.0, new)
-            alpha = tl.math.exp2((row_max - base) * LOG2E if HAS_BIAS else row_max - base)
-            beta = tl.math.exp2((part_max - base) * LOG2E if HAS_BIAS else part_max - base)
+            alpha = tl.math.exp2((row_max - base) * LOG2E if IS_NATURAL else row_max - base)
+            beta = tl.math.exp2((part_max - base) * LOG2E if IS_NATURAL else part_max - base)
             acc = acc * alpha[:, None] + part * beta[:, None]
             denominator = denominator * alpha + part_denominator * beta
             row_max = new
-        _store_output(acc, row_max, denominator, o_base, lse_base, row, valid, sot, E, EP, HAS_BIAS)
+        _store_output(acc, row_max, denominator, o_base, lse_base, row, valid, sot, E, EP, IS_NATURAL)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def prepare_kernel(
     o_ptr, do_ptr, lse_ptr, shift_ptr, delta_ptr, sob, soh, sot, sgb, sgh, sgt, n_rows, H,
-    E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, HAS_BIAS: tl.constexpr,
+    E: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, IS_NATURAL: tl.constexpr,
 ):  # fmt: skip
     """Compute what both gradients need per query.
 
-    shift is the log-sum-exp in base-2 units, so that p = 2^(s − shift), or in natural units if there is a bias; +inf
+    shift is the log-sum-exp in base-2 units, so that p = 2^(s − shift), or in natural units if IS_NATURAL; +inf
     for an empty row, whose weights are 0. delta = Σ out · grad_out is the term of the softmax gradient that all
     columns share.
     """
@@ -319,5 +325,5 @@ def prepare_kernel(
     at = bh.to(tl.int64) * n_rows + row
     tl.store(delta_ptr + at, delta, mask=row < n_rows)
     lse = tl.load(lse_ptr + at, mask=row < n_rows, other=0.0)
-    shift = lse if HAS_BIAS else lse * LOG2E
+    shift = lse if IS_NATURAL else lse * LOG2E
     tl.store(shift_ptr + at, tl.where(lse == float("-inf"), float("inf"), shift), mask=row < n_rows)

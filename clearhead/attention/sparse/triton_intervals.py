@@ -22,11 +22,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from clearhead.attention.sparse.row_intervals import TESTED
-from clearhead.attention.sparse.triton_forward import LN2, LOG2E, _matmul_transposed
-from clearhead.attention.sparse.triton_scores import modify_scores, shift_of, softmax_weights
+from clearhead.attention.sparse.triton_forward import _matmul_transposed
+from clearhead.attention.sparse.triton_interval_tiles import hide, hide_by_query, load_block, plan_tiles, tile_start
+from clearhead.attention.sparse.triton_scores import LN2, LOG2E, modify_scores, shift_of, softmax_weights
 
-_TESTED = tl.constexpr(TESTED)
 _SIZES = ["T", "S", "H", "query_offset", "n_blocks", "patterns_stride", "ids_stride", "ids2_stride"]
 _STRIDES = [
     "sqb", "sqh", "sqt", "skb", "skh", "sks", "svb", "svh", "svs", "sob", "soh", "sot", "sgb", "sgh", "sgt",
@@ -40,135 +39,6 @@ def unspecialized(function):
     parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
     varying = [name for name in parameters if name in {*_SIZES, *_STRIDES, "scale", "cap"} and name not in constants]
     return triton.jit(do_not_specialize=varying)(function)
-
-
-@triton.jit
-def _load_bounds(bounds, width, row, valid):
-    """Return first and end column of rows, and whether their pairs need a test by ids."""
-    low = tl.load(bounds + row, mask=valid, other=0)
-    high = tl.load(bounds + width + row, mask=valid, other=0)
-    tested = low >= _TESTED
-    return tl.where(tested, low - _TESTED, low), high, tested
-
-
-@triton.jit
-def _hull(low, high, tested, valid):
-    """Return the columns that some row sees, [start, stop), and those that all rows see without a test."""
-    is_empty = low >= high
-    stop = tl.max(high, 0)
-    start = tl.minimum(tl.min(tl.where(is_empty, _TESTED, low), 0), stop)
-    full_start = tl.max(tl.where(valid, low, 0), 0)
-    full_stop = tl.min(tl.where(valid, tl.where(tested, 0, high), _TESTED), 0)
-    return start, stop, full_start, tl.maximum(full_stop, full_start)
-
-
-@triton.jit
-def _tiles(start, stop, full_start, full_stop, N: tl.constexpr):
-    """Return the number of tiles of a range, and the first and end tile that need no test."""
-    first_full = (tl.maximum(full_start, start) - start + N - 1) // N
-    end_full = (full_stop - start) // N
-    return (stop - start + N - 1) // N, first_full, end_full
-
-
-@triton.jit
-def _order(start, stop, full_start, full_stop, start2, stop2, full_start2, full_stop2, N: tl.constexpr):
-    """Return the hulls of two intervals as disjoint ranges; the first one contains the full columns.
-
-    Ranges less than a tile apart become one, because the last tile of a range may extend beyond it."""
-    is_swapped = full_stop2 - full_start2 > full_stop - full_start
-    a_start, a_stop = tl.where(is_swapped, start2, start), tl.where(is_swapped, stop2, stop)
-    b_start, b_stop = tl.where(is_swapped, start, start2), tl.where(is_swapped, stop, stop2)
-    full_start = tl.where(is_swapped, full_start2, full_start)
-    full_stop = tl.where(is_swapped, full_stop2, full_stop)
-    has_a, has_b = a_start < a_stop, b_start < b_stop
-    is_near = has_a & has_b & (b_start < a_stop + N) & (a_start < b_stop + N)
-    takes_b = has_b & (~has_a | is_near)
-    start = tl.where(takes_b, tl.where(has_a, tl.minimum(a_start, b_start), b_start), a_start)
-    stop = tl.where(takes_b, tl.where(has_a, tl.maximum(a_stop, b_stop), b_stop), a_stop)
-    b_stop = tl.where(takes_b, b_start, b_stop)
-    return start, stop, full_start, full_stop, b_start, b_stop
-
-
-@triton.jit
-def _plan_tiles(low, high, tested, low2, high2, tested2, valid, N: tl.constexpr, R: tl.constexpr):
-    """Return the ranges of a block's columns in tiles.
-
-    These are the start of the first range and its number of tiles, the start of the second range, the number of all
-    tiles, and the first and end tile that need no test."""
-    start, stop, full_start, full_stop = _hull(low, high, tested, valid)
-    start2 = stop
-    n_second = start * 0
-    if R == 2:
-        start2, stop2, full_start2, full_stop2 = _hull(low2, high2, tested2, valid)
-        start, stop, full_start, full_stop, start2, stop2 = _order(
-            start, stop, full_start, full_stop, start2, stop2, full_start2, full_stop2, N
-        )
-        n_second = (stop2 - start2 + N - 1) // N
-    n_first, first_full, end_full = _tiles(start, stop, full_start, full_stop, N)
-    return start, n_first, start2, n_first + n_second, first_full, end_full
-
-
-@triton.jit
-def _tile_start(t, start, n_first, start2, N: tl.constexpr, R: tl.constexpr):
-    """Return the first column of tile t."""
-    at = start + t * N
-    if R == 2:
-        at = tl.where(t < n_first, at, start2 + (t - n_first) * N)
-    return at
-
-
-@triton.jit
-def _is_visible(column, low, high, tested, ids, row_ids, n_columns, column_offset, HAS_IDS: tl.constexpr):
-    """Return (M, N): whether rows see columns, by one interval."""
-    visible = (column[None, :] >= low[:, None]) & (column[None, :] < high[:, None])
-    if HAS_IDS:  # noqa: SIM102 (a constant)
-        if tl.max(tested.to(tl.int32), 0) > 0:
-            column_ids = tl.load(ids + column_offset + column, mask=column < n_columns, other=-1)
-            visible = visible & ((row_ids[:, None] == column_ids[None, :]) | ~tested[:, None])
-    return visible
-
-
-@triton.jit
-def load_block(
-    bounds, width, ids, ids2, row, valid, row_offset,
-    R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr,
-):  # fmt: skip
-    """Return the intervals and ids of a block's rows; the second ones equal the first if R = 1."""
-    low, high, tested = _load_bounds(bounds, width, row, valid)
-    row_ids = low
-    if HAS_IDS:
-        row_ids = tl.load(ids + row_offset + row, mask=valid, other=-1)
-    low2, high2, tested2, row_ids2 = low, high, tested, low
-    if R == 2:
-        low2, high2, tested2 = _load_bounds(bounds + 2 * width, width, row, valid)
-        if HAS_IDS2:
-            row_ids2 = tl.load(ids2 + row_offset + row, mask=valid, other=-1)
-    return low, high, tested, row_ids, low2, high2, tested2, row_ids2
-
-
-@triton.jit
-def hide(
-    s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, n_columns, column_offset,
-    R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr,
-):  # fmt: skip
-    """Return scores (M, N) with −inf where a row does not see a column."""
-    visible = _is_visible(column, low, high, tested, ids, row_ids, n_columns, column_offset, HAS_IDS)
-    if R == 2:
-        visible = visible | _is_visible(
-            column, low2, high2, tested2, ids2, row_ids2, n_columns, column_offset, HAS_IDS2
-        )
-    return tl.where(visible, s, float("-inf"))
-
-
-@triton.jit
-def _hide_by_query(s, row, bounds, width, query, R: tl.constexpr):
-    """Return scores (M, N) of keys and queries with −inf where the interval of the query does not contain the key."""
-    low, high, _ = _load_bounds(bounds, width, query, query >= 0)
-    visible = (row[:, None] >= low[None, :]) & (row[:, None] < high[None, :])
-    if R == 2:
-        low2, high2, _ = _load_bounds(bounds + 2 * width, width, query, query >= 0)
-        visible = visible | ((row[:, None] >= low2[None, :]) & (row[:, None] < high2[None, :]))
-    return tl.where(visible, s, float("-inf"))
 
 
 @triton.jit
@@ -215,7 +85,7 @@ def interval_forward_kernel(
     low, high, tested, row_ids, low2, high2, tested2, row_ids2 = load_block(
         bounds_ptr + b * patterns_stride, T + S, ids, ids2, row, valid, query_offset, R, HAS_IDS, HAS_IDS2
     )
-    start, n_first, start2, n_tiles, first_full, end_full = _plan_tiles(
+    start, n_first, start2, n_tiles, first_full, end_full = plan_tiles(
         low, high, tested, low2, high2, tested2, valid, N, R
     )
     q = load_rows(q_ptr + (b * sqb + h * sqh) * ALIGN, first, T, sqt * ALIGN, M, D, DP)
@@ -229,7 +99,7 @@ def interval_forward_kernel(
     IS_NATURAL: tl.constexpr = HAS_BIAS or HAS_DISTANCE or HAS_CAP
     c = LOG2E if IS_NATURAL else scale * LOG2E
     for t in range(n_tiles):
-        at = _tile_start(t, start, n_first, start2, N, R)
+        at = tile_start(t, start, n_first, start2, N, R)
         column = at + tl.arange(0, N)
         k = load_rows(k_base, at, S, sks * ALIGN, N, D, DP)
         s = _matmul_transposed(q, k, PRECISION)
@@ -269,8 +139,12 @@ def interval_query_kernel(
     D: tl.constexpr, E: tl.constexpr, DP: tl.constexpr, EP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     R: tl.constexpr, HAS_IDS: tl.constexpr, HAS_IDS2: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_DISTANCE: tl.constexpr, HAS_CAP: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr,
+    EXACT_DELTA: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a block of queries, and store Σ out · grad for the key kernel."""
+    """Compute the gradient of a block of queries, and store delta = Σ out · grad for the other kernels.
+
+    EXACT_DELTA: store Σ p · dp instead, which is delta without the rounding of the output. The sums by distance add up
+    many gradients of scores, whose errors of delta would not cancel."""
     pid = tl.program_id(0)
     bh = pid // n_blocks
     first = (n_blocks - 1 - pid % n_blocks) * M
@@ -283,7 +157,7 @@ def interval_query_kernel(
     low, high, tested, row_ids, low2, high2, tested2, row_ids2 = load_block(
         bounds_ptr + b * patterns_stride, T + S, ids, ids2, row, valid, query_offset, R, HAS_IDS, HAS_IDS2
     )
-    start, n_first, start2, n_tiles, first_full, end_full = _plan_tiles(
+    start, n_first, start2, n_tiles, first_full, end_full = plan_tiles(
         low, high, tested, low2, high2, tested2, valid, N, R
     )
     q = load_rows(q_ptr + (b * sqb + h * sqh) * ALIGN, first, T, sqt * ALIGN, M, D, DP)
@@ -293,7 +167,9 @@ def interval_query_kernel(
     lse = tl.load(lse_ptr + bh.to(tl.int64) * T + row, mask=valid, other=float("-inf"))
     IS_NATURAL: tl.constexpr = HAS_BIAS or HAS_DISTANCE or HAS_CAP
     shift = shift_of(lse, IS_NATURAL)
-    tl.store(delta_ptr + bh.to(tl.int64) * T + row, delta, mask=valid)
+    if not EXACT_DELTA:
+        tl.store(delta_ptr + bh.to(tl.int64) * T + row, delta, mask=valid)
+    exact_delta = tl.zeros([M], tl.float32)
     k_base = k_ptr + (b * skb + h // GROUPS * skh) * ALIGN
     v_base = v_ptr + (b * svb + h // GROUPS * svh) * ALIGN
     bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt
@@ -301,7 +177,7 @@ def interval_query_kernel(
     dq = tl.zeros([M, DP], tl.float32)
     c = LOG2E if IS_NATURAL else scale * LOG2E
     for t in range(n_tiles):
-        at = _tile_start(t, start, n_first, start2, N, R)
+        at = tile_start(t, start, n_first, start2, N, R)
         column = at + tl.arange(0, N)
         k = load_rows(k_base, at, S, sks * ALIGN, N, D, DP)
         v = load_rows(v_base, at, S, svs * ALIGN, N, E, EP)
@@ -319,9 +195,13 @@ def interval_query_kernel(
             )  # fmt: skip
         p = softmax_weights(s, c, shift[:, None], IS_NATURAL)
         ds = p * (dp - delta[:, None])
+        if EXACT_DELTA:
+            exact_delta += tl.sum(p * dp, 1)
         if HAS_CAP:
             ds = ds * (1.0 - tanh * tanh)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    if EXACT_DELTA:
+        tl.store(delta_ptr + bh.to(tl.int64) * T + row, exact_delta, mask=valid)
     _store_rows(dq_ptr + (b * sdb + h * sdh) * ALIGN, first, T, sdt * ALIGN, dq * scale, M, D, DP)
 
 
@@ -351,7 +231,7 @@ def interval_key_kernel(
     low, high, tested, row_ids, low2, high2, tested2, row_ids2 = load_block(
         bounds_ptr + b * patterns_stride + T, T + S, ids, ids2, row, valid, 0, R, HAS_IDS, HAS_IDS2
     )
-    start, n_first, start2, n_tiles, first_full, end_full = _plan_tiles(
+    start, n_first, start2, n_tiles, first_full, end_full = plan_tiles(
         low, high, tested, low2, high2, tested2, valid, N, R
     )
     k = load_rows(k_ptr + (b * skb + h_kv * skh) * ALIGN, first, S, sks * ALIGN, M, D, DP)
@@ -369,7 +249,7 @@ def interval_key_kernel(
         bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * BIAS_STEP
         distance_head = distance_ptr + h * distance_stride
         for t in range(n_tiles):
-            at = _tile_start(t, start, n_first, start2, N, R)
+            at = tile_start(t, start, n_first, start2, N, R)
             column = at + tl.arange(0, N)
             q = load_rows(q_base, at, T, sqt * ALIGN, N, D, DP)
             do = load_rows(do_base, at, T, sgt * ALIGN, N, E, EP)
@@ -388,7 +268,7 @@ def interval_key_kernel(
                     R, HAS_IDS, HAS_IDS2,
                 )  # fmt: skip
                 if BY_QUERY:
-                    s = _hide_by_query(s, row, bounds_ptr + b * patterns_stride, T + S, existing, R)
+                    s = hide_by_query(s, row, bounds_ptr + b * patterns_stride, T + S, existing, R)
             p = softmax_weights(s, c, shift[None, :], IS_NATURAL)
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
             dp = _matmul_transposed(v, do, PRECISION)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from clearhead.attention.sparse.triton_forward import LARGEST, LOG2E
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+LARGEST = tl.constexpr(1e38)
 
 
 @triton.jit
@@ -34,6 +36,35 @@ def tanh(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def scale_scores(
+    s, distance_head, entries, scale, cap, HAS_DISTANCE: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Return scores of products s (M, N), capped and with the bias by distance, and the tangents of the cap.
+
+    Without a cap, the tangents are s. `distance_head` + `entries` are the addresses of the bias by distance, all of
+    which exist."""
+    t = s
+    if HAS_CAP:
+        t = tanh(s * (scale / cap), PRECISION)
+        s = t * cap
+    else:
+        s = s * scale
+    if HAS_DISTANCE:
+        s = s + tl.load(distance_head + entries)
+    return s, t
+
+
+@triton.jit
+def add_bias(s, bias):
+    """Return scores s (M, N) plus a bias, added in float32.
+
+    Some libraries hide keys by the smallest finite number, which is clamped to stay finite in base-2 units; −inf
+    is kept."""
+    bias = bias.to(tl.float32)
+    return s + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
+
+
+@triton.jit
 def modify_scores(
     s, bias_row, bias_columns, in_bias, distance_head, entries, scale, cap,
     HAS_BIAS: tl.constexpr, HAS_DISTANCE: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -43,17 +74,10 @@ def modify_scores(
     Without a bias and a cap, both are s. `bias_row` + `bias_columns` are the addresses of the bias, read where
     `in_bias`; `distance_head` + `entries` those of the bias by distance, all of which exist."""
     t = s
-    if HAS_CAP:
-        t = tanh(s * (scale / cap), PRECISION)
-        s = t * cap
-    elif HAS_BIAS or HAS_DISTANCE:
-        s = s * scale
-    if HAS_DISTANCE:
-        s = s + tl.load(distance_head + entries)
+    if HAS_BIAS or HAS_DISTANCE or HAS_CAP:
+        s, t = scale_scores(s, distance_head, entries, scale, cap, HAS_DISTANCE, HAS_CAP, PRECISION)
     if HAS_BIAS:
-        bias = tl.load(bias_row + bias_columns[None, :], mask=in_bias, other=0.0).to(tl.float32)
-        # Finite values stay finite; see `triton_forward._add_bias`.
-        s = s + tl.where(bias == float("-inf"), bias, tl.minimum(tl.maximum(bias, -LARGEST), LARGEST))
+        s = add_bias(s, tl.load(bias_row + bias_columns[None, :], mask=in_bias, other=0.0))
     return s, t
 
 
@@ -65,5 +89,8 @@ def shift_of(lse, IS_NATURAL: tl.constexpr):
 
 @triton.jit
 def softmax_weights(s, c, shift, IS_NATURAL: tl.constexpr):
-    """Return the softmax weights of scores s; see `triton_backward._softmax_weights`."""
+    """Return the softmax weights of scores s.
+
+    With a bias of 1e38 the rounding error of a product exceeds any exponent, so the difference is computed first, and a
+    weight is at most 1."""
     return tl.math.exp2(tl.minimum((s - shift) * c, 0.0)) if IS_NATURAL else tl.math.exp2(s * c - shift)

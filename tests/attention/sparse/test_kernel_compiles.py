@@ -14,7 +14,7 @@ from clearhead.attention.sparse import kernel as gathered
 from clearhead.attention.sparse import op
 from clearhead.attention.sparse.launch import KernelInputs
 from clearhead.attention.sparse.plan import plan
-from clearhead.masks import allow, blocks, causal, documents, every, intervals, prefix, scattered, window
+from clearhead.masks import allow, axis, blocks, causal, clamped, documents, every, intervals, prefix, scattered, window
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -31,6 +31,7 @@ from tests.support.kernel_compilation import (
 pytestmark = pytest.mark.compiled  # the runtime type checker rewrites the source that Triton reads
 
 T = 331
+GRID = axis(clamped(3, 3), 0, grid=(-1, 16)) & axis(clamped(3, 3), 1, grid=(-1, 16))
 KERNELS = {
     triton_forward: ("forward_kernel", "merge_partials_kernel", "prepare_kernel"),
     triton_backward: ("query_kernel", "key_kernel", "sum_partials_kernel"),
@@ -70,6 +71,32 @@ def test_kernels_compile_as_launched(compiled_kernels, mask, dtype, D, groups, b
     kernels = {kernel.kernel for kernel in compiled_kernels}
     assert {"forward_kernel", "prepare_kernel", "query_kernel", "key_kernel"} <= kernels
     assert max(kernel.shared for kernel in compiled_kernels) <= H100_SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("mask", "dtype", "D", "options", "max_spilled"),
+    [
+        (causal() & (window(70, 0) | every(32)), torch.bfloat16, 64, {"has_distance": True}, 0),
+        (GRID, torch.float16, 128, {"has_distance": True, "cap": 50.0}, 128),
+        # Without a bias, the gradient of the keys spills 680 bytes.
+        (GRID, torch.float32, 64, {"has_distance": True, "cap": 2.0}, 768),
+    ],
+    ids=["distance", "wide", "float32"],
+)
+def test_kernels_with_modified_scores_compile_as_launched(compiled_kernels, mask, dtype, D, options, max_spilled):
+    q, grad = (torch.randn(2, 2, T, D).to(dtype) for _ in range(2))
+    k, v = (torch.randn(2, 1, T, D).to(dtype) for _ in range(2))
+    values = torch.randn(2, 2 * T) if options.get("has_distance") else None
+    blocking = gathered.blocking_on(torch.device("cuda"), dtype, D, D, dense=False)
+    mask_plan = plan(mask, T, blocking=blocking)
+    inputs = KernelInputs(q, k, v, None, 0.125, values, options.get("cap", 0.0))
+    out, lse = op.forward_triton(mask_plan, inputs)
+    op.backward_triton(mask_plan, inputs, grad, out, lse, values is not None)
+    kernels = {kernel.kernel for kernel in compiled_kernels}
+    assert {"forward_kernel", "prepare_kernel", "query_kernel", "key_kernel"} <= kernels
+    for kernel in compiled_kernels:
+        assert kernel.shared <= H100_SHARED_MEMORY
+        assert kernel.spilled <= max_spilled, kernel
 
 
 @pytest.mark.parametrize(
@@ -157,7 +184,8 @@ def test_kernel_of_keys_compiles_with_intervals_per_query(monkeypatch):
     call = interval_launch.IntervalCall(q, k, k, None, RowIntervals(bounds, (None,), 0, tests_by_query=True), 0.125)
     lse = torch.zeros(1, 2, T)
     strided = q, k, k, q, torch.empty_like(k), torch.empty_like(k)
-    call.launch(interval_launch.KEY, call.tiles.key, (*strided, lse, lse, call.bias), strided, True)
+    tensors = (*strided, lse, lse, call.bias, call.distance)
+    call.launch(interval_launch.KEY, call.tiles.key, tensors, strided, True, extra=(True,))
     (resources,) = compiled_kernels
     assert resources.shared <= H100_SHARED_MEMORY
     assert resources.spilled <= 128, resources

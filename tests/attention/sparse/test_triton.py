@@ -229,7 +229,7 @@ def main():
 
     tile, large = launch.Tile(32, 16, 4, 1), launch.Tile(64, 16, 8, 1)
     long = launch.Tiles(large, large, large)
-    launch.tiles_for = lambda dtype, width: launch.Tiles(tile, tile, tile, long)
+    launch.tiles_for = lambda dtype, width, modifies_scores=False: launch.Tiles(tile, tile, tile, long)
     cases = [run_case(number) for number in range(len(CASES))]
     shorter = [run_case(number, longer=13) for number in SHORTER]
     expressions = run_random_expressions()

@@ -33,7 +33,7 @@ CASES = [
 def mask_of(text, shape):
     import torch
 
-    from clearhead.masks import causal, documents, intervals, padding, parse, window
+    from clearhead.masks import causal, documents, intervals, padding, parse, selected, window
 
     B, _, _, _, N, _, _ = shape
     generator = torch.Generator().manual_seed(N)
@@ -51,6 +51,7 @@ def mask_of(text, shape):
         "prefix per document": lambda: causal() & documents(ids) | documents(torch.where(ids % 2 == 0, ids, -1)),
         "documents and window": lambda: documents(ids) & window(9, 4),
         "left padding": lambda: causal() & padding(lengths, left_pad=left),
+        "selected blocks by head": lambda: selected(torch.randint(-1, 4, (2, 4, 4, 2), generator=generator), 16),
         "padding of queries and keys": lambda: padding(lengths) & padding(lengths).T,
     }
     return masks[text]() if text in masks else parse(text)
@@ -106,7 +107,18 @@ MODIFIED_CASES = [
     ("causal() & (window(30, 0) | prefix(4))", (1, 2, 1, 61, 61, 16, 16), 0, "float32", "relative and tensor", 2.0),
     ("causal() & documents in pieces", (1, 2, 1, 41, 41, 16, 16), 0, "float32", "relative", None),
     ("padding of queries and keys", (2, 2, 1, 61, 61, 16, 16), 0, "float32", None, 0.5),
-]
+    ("causal()", (1, 4, 2, 70, 70, 16, 16), 0, "float16", "slopes", 20.0),
+    # Masks that are not intervals follow a plan.
+    ("causal() & (window(19, 0) | every(12))", (2, 2, 1, 71, 71, 16, 7), 0, "float32", "relative", None),
+    ("causal() & every(3)", (1, 4, 2, 70, 70, 16, 16), 0, "float16", "slopes", 20.0),
+    ("window(12, 9) | every(8)", (2, 2, 2, 37, 71, 16, 16), 30, "float32", "shared", 3.0),
+    ("window(3, 1) | scattered(4, 1)", (1, 2, 1, 61, 61, 16, 16), 0, "float32", "relative and tensor", 2.0),
+    ("~(window(3, 3) | every(5))", (1, 2, 1, 67, 53, 16, 16), 8, "float32", None, 0.5),
+    ("axis(clamped(2, 2), 0, grid=(8, 9)) & axis(clamped(2, 2), 1, grid=(8, 9))", (1, 2, 2, 72, 72, 16, 16), 0,
+     "float32", "relative", None),
+    ("selected blocks by head", (2, 4, 2, 64, 64, 16, 16), 0, "float32", "relative", 4.0),
+    ("window(100, 100) & dilated(2)", (1, 2, 1, 200, 200, 128, 128), 0, "float16", "relative", None),
+]  # fmt: skip
 
 
 def run_modified_case(number):
