@@ -119,6 +119,27 @@ def _changing(
 
 
 @app.command()
+def expressions(
+    out: Annotated[Path, option("Results file, written after every row.")] = Path("expressions.json"),
+    sections: Sections = None,
+    smoke: Annotated[bool, option("Smoke test with tiny sizes; timings are not meaningful.", "--smoke")] = False,
+    flex: Annotated[bool, option("Also measure FlexAttention (requires compilation).")] = True,
+    lengths: Annotated[list[int] | None, option("Measure this length only. Repeatable.", "--length", min=1)] = None,
+    filter_: Filter = "",
+    time_limit: Annotated[float, option("Start no further row after this time, in seconds.")] = 420.0,
+    earlier: Resume = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Measure masks on grids and biases of scores, compared with FlexAttention."""
+    from benchmarks.expressions import measure, options_for
+
+    sizes: dict[str, Any] = {"lengths": tuple(lengths or ())}
+    options = replace(options_for(resolve_device(device), smoke=smoke), peers=flex, name_filter=filter_, **sizes)
+    run_sections(measure, options, out, sections=sections, time_limit=time_limit, earlier=earlier, json=json)
+
+
+@app.command()
 def auto(
     out: Annotated[Path, option("Results file, written after every row.")] = Path("auto.json"),
     time_limit: Annotated[float, option("Start no further mask after this time, in seconds.")] = 240.0,

@@ -27,6 +27,9 @@ RESULTS = ROOT / "docs" / "results"
 PICTURES = ROOT / "docs" / "pictures"
 BUNDLED_FOLDER = ROOT / "clearhead" / "hub" / "models"
 
+GRID_TIMES = ("same mask", "new mask", "planned", "flex", "flex, new mask")
+BIAS_TIMES = ("bias", "plain", "flex")
+
 
 def attention() -> str:
     """Return the results of `python -m benchmarks attention`."""
@@ -114,6 +117,27 @@ def changing() -> str:
         cells.append((*sizes, *(_milliseconds(times.get(name)) for name in names)))
     columns = ("batch", "length", "same mask", "new documents", "FlexAttention", "varlen attention", "dense causal")
     return f"{_table(columns, cells)}\n\n{_times_caption(path)}\n\n{_summary_table(rows)}"
+
+
+def expressions() -> str:
+    """Return the results of `python -m benchmarks expressions`."""
+    path = RESULTS / "expressions.json"
+    if not path.exists():
+        return _table(SUMMARY_COLUMNS, [("not measured yet", *[""] * (len(SUMMARY_COLUMNS) - 1))])
+    rows = timed.read_any_rows(path)
+    grids = [row for row in rows if row.section == "grids"]
+    cells = [
+        (row.name, row.sizes["window"], *(_milliseconds(row.times.get(name)) for name in GRID_TIMES)) for row in grids
+    ]
+    others = [row for row in rows if row.section != "grids"]
+    bias_cells = [(row.name, *(_milliseconds(row.times.get(name)) for name in BIAS_TIMES)) for row in others]
+    parts = (
+        _table(("mask", "window", *GRID_TIMES), cells),
+        _table(("scores", "with the bias or the cap", "without", "FlexAttention"), bias_cells),
+        _times_caption(path),
+        _summary_table(rows),
+    )
+    return "\n\n".join(parts)
 
 
 def decode() -> str:
@@ -227,6 +251,7 @@ TABLES = {
     "models": models,
     "changing": changing,
     "decode": decode,
+    "expressions": expressions,
     "engine": engine,
     "cost": cost,
     "sparse": sparse,
@@ -237,7 +262,7 @@ TABLES = {
 
 PAGES = {
     README: ("models",),
-    BENCHMARKS: ("attention", "changing", "sparse", "decode", "engine", "tracing", "cost", "worksheet"),
+    BENCHMARKS: ("attention", "changing", "sparse", "expressions", "decode", "engine", "tracing", "cost", "worksheet"),
 }
 
 
