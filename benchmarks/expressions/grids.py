@@ -1,4 +1,4 @@
-"""Neighborhood attention on images and videos, with a mask that is planned anew or prepared."""
+"""Neighborhood attention on images and videos, with a mask that is planned in each step or prepared."""
 
 from __future__ import annotations
 
