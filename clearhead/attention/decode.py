@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import runs_triton
+from clearhead.attention.sinks import SinkSoftmax
 
 Heads: TypeAlias = Float[Tensor, "R H D"]
 KVTensor: TypeAlias = Float[Tensor, "slots K S D"]
@@ -51,6 +52,7 @@ def decode_attention(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
     rotary: RotaryCosSin | None = None,
     writes: bool = True,
 ) -> Heads:
@@ -63,17 +65,20 @@ def decode_attention(
         slots: Which part of the cache each row uses.
         scale: Factor of the scores.
         softcap: Scores s become softcap · tanh(s / softcap).
+        sinks: Attention sinks, logits in the denominator of the softmax; the kernel does not implement them.
         rotary: Rotation of the new queries and keys.
         writes: Whether the new keys and values are written to the cache first.
 
     Returns:
         The outputs; zeros for rows without keys.
     """
-    if runs_triton(heads) and heads.dtype != torch.float64 and heads.shape[-1] <= 256:
+    if runs_triton(heads) and heads.dtype != torch.float64 and heads.shape[-1] <= 256 and sinks is None:
         from clearhead.attention.decode_triton import launch
 
         return launch(heads, k, v, slots, scale, softcap, rotary, writes=writes)
-    return decode_attention_reference(heads, k, v, slots, scale=scale, softcap=softcap, rotary=rotary, writes=writes)
+    return decode_attention_reference(
+        heads, k, v, slots, scale=scale, softcap=softcap, sinks=sinks, rotary=rotary, writes=writes
+    )
 
 
 def decode_attention_reference(
@@ -84,6 +89,7 @@ def decode_attention_reference(
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
     rotary: RotaryCosSin | None = None,
     writes: bool = True,
 ) -> Heads:
@@ -106,7 +112,7 @@ def decode_attention_reference(
         parents, columns = slots.parents.long(), torch.arange(S, device=k.device)
         keys, values = (x.transpose(1, 2)[parents, columns].transpose(1, 2) for x in (k, v))
     unused = torch.arange(S, device=k.device) >= n_used[:, None]  # (R, S)
-    return naive_attention(q, keys, values, slots.bias, unused[:, None], scale, softcap=softcap)
+    return naive_attention(q, keys, values, slots.bias, unused[:, None], scale, softcap=softcap, sinks=sinks)
 
 
 def cross_attention(
@@ -143,6 +149,7 @@ def naive_attention(
     scale: float,
     *,
     softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
     never_empty: bool = False,
 ) -> Heads:
     """Return softmax(cap(q kᵀ · scale) + bias) v over the keys that are not hidden, or zeros if there are none."""
@@ -154,12 +161,15 @@ def naive_attention(
         scores = softcap * (scores / softcap).tanh()
     if bias is not None:
         scores = scores + bias
-    if hidden is None and (never_empty or bias is None):
+    if hidden is None and sinks is None and (never_empty or bias is None):
         return (scores.softmax(-1)[..., None] * v).sum(-2).to(q.dtype)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
         # Unused indices may contain NaN, and 0 · NaN is NaN.
         v = v.masked_fill(hidden[..., None], 0.0)
+    if sinks is not None:
+        weights = SinkSoftmax(sinks)(scores[:, :, None])[:, :, 0]
+        return (weights[..., None] * v).sum(-2).to(q.dtype)
     weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(acc_dtype).tiny)
     return (weights[..., None] * v).sum(-2).to(q.dtype)

@@ -93,10 +93,14 @@ FUSED_ONLY = {
     "after-branch": lambda: decoder(residual=ResPostNorm(), qk_norm=RMSNorm(), qk_norm_all_heads=True),
     "multipliers": lambda: decoder(branch_multiplier=0.3, embedding_multiplier=2.0),
     "layer-scale": lambda: decoder(layer_scale=0.5),
+    "sinks": lambda: decoder(sinks=True, positions=Rotary(), layer_masks=(window(4, 0), full())),
+    "sinks-grouped": lambda: decoder(sinks=True, n_heads=4, n_kv_heads=2, positions=RelativeBias(bidirectional=False)),
+    "biases-per-layer": lambda: decoder(positions=RelativeBias(bidirectional=False), positions_per_layer=True),
     "scaled-logits": lambda: decoder(logit_scale=0.3, logit_bias=True, scores=Scaled(0.4)),
     "cross-sandwich": lambda: encoder_decoder(residual=SandwichNorm(), scores=SoftCapped(2.0)),
     "cross-grouped": lambda: encoder_decoder(n_heads=4, n_kv_heads=2, positions=RelativeBias(), share_embeddings=False),
     "cross-qk-norm": lambda: encoder_decoder(qk_norm=RMSNorm(), residual=Parallel()),
+    "cross-sinks": lambda: encoder_decoder(sinks=True, positions=RelativeBias(), positions_per_layer=True),
     "cross-post-norm": lambda: encoder_decoder(residual=PostNorm(), positions=Sinusoidal()),
 }
 NOT_FUSED = {"lstm", "gru", "ahead", "after-step", "before-step"}

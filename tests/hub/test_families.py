@@ -158,8 +158,6 @@ _LATENT = "a MultiHeadLatentAttention was replaced or patched"
 NOT_IN_ENGINE = {
     "LlamaForCausalLM": _DEPENDS_ON_LENGTH,  # dynamic NTK scaling
     "Phi3ForCausalLM": _DEPENDS_ON_LENGTH,  # LongRoPE
-    "UMT5ForConditionalGeneration": "positions_per_layer is not implemented",
-    "GptOssForCausalLM": "sinks is not implemented",
     "DeepseekV3ForCausalLM": _LATENT,
 }
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
 from clearhead.attention import attend
@@ -78,8 +78,13 @@ def _prefill_pass(
         for mask in program.masks
     ]
     decoder = program.decoder
-    relative = decoder.positions if decoder.positions is not None and not decoder.adds_positions else None
-    biases: dict[int, Bias] = {}
+    biases: dict[tuple[nn.Module, int], Bias] = {}
+
+    def bias_of(i: int, T: int) -> Bias | None:
+        relative = program.relative_positions[i]
+        if relative is not None and (relative, T) not in biases:
+            biases[relative, T] = relative(T, T, 0, device)
+        return None if relative is None else biases[relative, T]
 
     def self_attend(i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
         q, k, v = qkv.split((layer.n_heads, layer.n_kv_heads, layer.n_kv_heads), dim=1)  # (N, heads, D)
@@ -88,9 +93,7 @@ def _prefill_pass(
         cache.write_prompts(i, indices, k, v)
         out = torch.empty_like(q)
         for group in groups[i]:
-            if relative is not None and group.T not in biases:
-                biases[group.T] = relative(group.T, group.T, 0, device)
-            out = _attend_group(group, program.masks[i], layer, (q, k, v), biases.get(group.T), out)
+            out = _attend_group(group, program.masks[i], layer, (q, k, v), bias_of(i, group.T), out)
         return out
 
     def memory_attend(i: int, layer: FusedAttention, q: Tensor) -> Tensor:
@@ -147,11 +150,11 @@ def _attend_group(
 ) -> Tensor:
     """Compute the attention of one group of prompts, and write it to `out` (N, H, D)."""
     q, k, v = (_pad_group(x, group) for x in qkv)  # (n, heads, T, D)
-    if q.is_cuda and isinstance(mask, Causal) and bias is None and layer.softcap is None:
+    if q.is_cuda and isinstance(mask, Causal) and bias is None and layer.softcap is None and layer.sinks is None:
         gqa = layer.n_heads != layer.n_kv_heads  # the same as `attend`, with less host time
         result: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scale, enable_gqa=gqa)
     else:
-        result = attend(q, k, v, mask, bias=bias, scores=layer.scores)
+        result = attend(q, k, v, mask, bias=bias, scores=layer.scores, normalizer=layer.normalizer)
     return _scatter(result, group, out)
 
 
@@ -198,7 +201,7 @@ def _attend_memory(
     """Compute the attention of one group of prompts to their encoder outputs."""
     tokens, slots, longest, mask = group
     k, v = (x[slots, :, :longest] for x in cache.memory[i])
-    result: Tensor = attend(_pad_group(q, tokens), k, v, mask, scores=layer.scores)
+    result: Tensor = attend(_pad_group(q, tokens), k, v, mask, scores=layer.scores, normalizer=layer.normalizer)
     return _scatter(result, tokens, out)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.nn.modules import module as torch_modules
 
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import Dot, Scaled, ScaledDot, SoftCapped
+from clearhead.attention.sinks import SinkSoftmax
 from clearhead.masks import Mask
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder
@@ -59,6 +60,7 @@ CONFIG_FIELDS = frozenset({
     "embedding_norm", "first_norm", "vocab_size", "max_len", "positions", "scaled_embedding", "layer_masks",
     "layer_rotary", "tie_embeddings", "logit_bias", "logit_scale", "logit_softcap", "n_layers", "mask",
     "cross_attention", "embedding_multiplier", "qk_norm_all_heads", "branch_multiplier", "n_dense_layers",
+    "sinks", "positions_per_layer",
 })  # fmt: skip
 """Fields of `DecoderConfig` that the program implements. A field outside this list must have its default value."""
 
@@ -151,6 +153,11 @@ class FusedAttention:
         is_default = isinstance(attention.scores, ScaledDot) or scale is None
         self.scale: float = self.d_head**-0.5 if is_default else scale
         self.softcap: float | None = getattr(attention.scores, "cap", None)
+        self.sinks = _detach(attention.sinks)
+        self.normalizer = Softmax() if self.sinks is None else SinkSoftmax(self.sinks)
+        # Arguments of the functions in `clearhead.attention.decode`, and whether SDPA cannot replace them.
+        self.score_options: dict[str, Any] = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
+        self.needs_naive = self.softcap is not None or self.sinks is not None
 
     def normalize_heads(self, qkv: Tensor) -> Tensor:
         """Apply the norms of queries and keys, if any, to heads (…, heads, D)."""
@@ -285,6 +292,8 @@ class DecoderProgram:
         self.d_head = config.head_width
         layer_masks = [mask & config.mask for mask in config.layer_masks] or [config.mask]
         self.masks: list[Mask] = [layer_masks[i % len(layer_masks)] for i in range(len(blocks))]  # of each layer
+        shared = None if decoder.adds_positions else decoder.positions
+        self.relative_positions: list[nn.Module | None] = list(decoder.layer_positions or [shared] * len(blocks))
         # Mixtures of experts read the number of tokens per expert on the host.
         self.is_capturable = config.experts is None
         # Size of a token in the KV cache.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.attention.decode import (
     DecodeSlots,
@@ -56,11 +56,12 @@ class PromptIndices(NamedTuple):
 
 
 class _Pattern:
-    """What a layer's mask implies for its cache; layers with one mask share it."""
+    """What a layer's mask and position bias imply for its cache; layers with both in common share it."""
 
-    def __init__(self, mask: Mask, capacity: int) -> None:
+    def __init__(self, mask: Mask, distance_bias: Tensor | None, capacity: int) -> None:
         window = lookback(mask)
         self.mask = mask
+        self.distance_bias = distance_bias  # (H, capacity)
         self.capacity = capacity
         self.n_indices = capacity if window is None else min(capacity, window)
         self.is_ring = self.n_indices < capacity
@@ -68,8 +69,9 @@ class _Pattern:
         self.hides_keys = mask.classify(reachable) is not True
         self.attends_to_self = mask.classify(Region.nearest(0, capacity - 1, capacity)) is True
 
-    def bias(self, lengths: Tensor, n_indices: int, distance_bias: Tensor | None) -> Tensor | None:
+    def bias(self, lengths: Tensor, n_indices: int) -> Tensor | None:
         """Return the bias (R, H or 1, indices) of new tokens at positions `lengths` (R,); −∞ hides a key."""
+        distance_bias = self.distance_bias
         if not self.hides_keys and distance_bias is None:
             return None
         index = torch.arange(n_indices, device=lengths.device)
@@ -98,8 +100,7 @@ class StaticKVCache:
         self.shape = shape
         self.is_static = is_static
         device = program.device
-        patterns = {mask: _Pattern(mask, shape.capacity) for mask in program.masks}
-        self.patterns = [patterns[mask] for mask in program.masks]  # of each layer
+        self.patterns = _layer_patterns(program, shape.capacity)
         self.n_rows = shape.n_slots
         self.slots = torch.arange(shape.n_slots, device=device)
         self.lengths = torch.zeros(shape.n_slots, dtype=torch.int64, device=device)
@@ -134,20 +135,17 @@ class StaticKVCache:
         return torch.zeros(n_indices, R, K, D, dtype=program.dtype, device=program.device).permute(1, 2, 0, 3)
 
     def _precompute_positions(self) -> None:
-        """Compute added positions, rotary cos and sin, and position biases for all positions."""
+        """Compute added positions, and rotary cos and sin, for all positions."""
         program = self.program
         decoder = program.decoder
         device = program.device
         capacity = self.shape.capacity
         positions = decoder.positions
-        self.position_table = self.distance_bias = None
+        self.position_table: Tensor | None = None
         if positions is not None and decoder.adds_positions:
             rows = min(capacity, getattr(positions, "length", capacity))
             zeros = torch.zeros(rows, program.embedding.embedding_dim, dtype=program.dtype, device=device)
             self.position_table = positions(zeros, torch.arange(rows, device=device))  # (capacity, M)
-        elif positions is not None:
-            bias = positions(1, capacity, capacity - 1, device).distance_values(1, capacity, capacity - 1)
-            self.distance_bias = bias[:, :capacity].float().flip(-1).contiguous()  # (H, S); the first is at distance 0
         self.rotary: dict[object, tuple[Tensor, Tensor]] = {
             rotary: _cos_sin_table(rotary, program, capacity)
             for layer in program.layers
@@ -192,7 +190,7 @@ class StaticKVCache:
         self._longest = 0 if self.is_static else int(lengths.max())
         for pattern in dict.fromkeys(self.patterns):
             n_indices = pattern.n_indices if self.is_static else min(self._longest + 1, pattern.n_indices)
-            bias = pattern.bias(lengths[:1] if self._is_uniform else lengths, n_indices, self.distance_bias)
+            bias = pattern.bias(lengths[:1] if self._is_uniform else lengths, n_indices)
             if not self.is_static and not self._is_uniform:
                 unused = torch.arange(n_indices, device=lengths.device) > lengths[:, None]  # (R, indices)
                 bias = torch.zeros(unused.shape)[:, None] if bias is None else bias
@@ -210,7 +208,7 @@ class StaticKVCache:
         used = self._used[pattern]
         rotary = None if layer.rotary is None else self._rotary_now[layer.rotary]
         if self.is_static:
-            return decode_attention(qkv, keys, values, used, scale=layer.scale, softcap=layer.softcap, rotary=rotary)
+            return decode_attention(qkv, keys, values, used, rotary=rotary, **layer.score_options)
         R = len(qkv)
         K = keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
@@ -230,10 +228,8 @@ class StaticKVCache:
         values = values[:, :, :n_used]
         bias = used.bias
         never_empty = pattern.attends_to_self
-        if layer.softcap is not None or (bias is not None and not never_empty) or prefer_naive(q, keys, bias):
-            return naive_attention(
-                q, keys, values, bias, None, layer.scale, softcap=layer.softcap, never_empty=never_empty
-            )
+        if layer.needs_naive or (bias is not None and not never_empty) or prefer_naive(q, keys, bias):
+            return naive_attention(q, keys, values, bias, None, never_empty=never_empty, **layer.score_options)
         mask = None if bias is None else bias[:, :, None].to(q.dtype)
         out = F.scaled_dot_product_attention(
             q[:, :, None], keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=q.shape[1] != K
@@ -257,13 +253,13 @@ class StaticKVCache:
             first = self.slots[:R]
             slots = first - first % self.rows_per_memory if self.rows_per_memory > 1 else first
             used = DecodeSlots(slots, self.memory_lengths[:R])
-            return decode_attention(q, k, v, used, scale=layer.scale, softcap=layer.softcap, writes=False)
+            return decode_attention(q, k, v, used, writes=False, **layer.score_options)
         n_prompts, (longest, bias) = R // self.rows_per_memory, self._memory_padding
         k, v = k[:n_prompts, :, :longest], v[:n_prompts, :, :longest]
-        if layer.softcap is not None:
+        if layer.needs_naive:
             k, v = (x.repeat_interleave(self.rows_per_memory, dim=0) for x in (k, v))
             bias = None if bias is None else bias.repeat_interleave(self.rows_per_memory, dim=0)
-            return naive_attention(q, k, v, bias, None, layer.scale, softcap=layer.softcap, never_empty=True)
+            return naive_attention(q, k, v, bias, None, never_empty=True, **layer.score_options)
         return cross_attention(q, k, v, bias, scale=layer.scale)
 
     def _hide_padding(self, lengths: Tensor) -> tuple[int, Tensor | None]:
@@ -349,6 +345,23 @@ class StaticKVCache:
         torch.index_select(old.permute(2, 0, 1, 3)[:n_used], 1, rows, out=new.permute(2, 0, 1, 3)[:n_used])
         self._spare = {(old.shape[2], old.shape[0]): old}
         return new
+
+
+def _layer_patterns(program: DecoderProgram, capacity: int) -> list[_Pattern]:
+    """Return the pattern of each layer."""
+    patterns: dict[tuple[Mask, nn.Module | None], _Pattern] = {}
+    for key in zip(program.masks, program.relative_positions, strict=True):
+        if key not in patterns:
+            mask, relative = key
+            bias = None if relative is None else _distance_bias(relative, program.device, capacity)
+            patterns[key] = _Pattern(mask, bias, capacity)
+    return [patterns[key] for key in zip(program.masks, program.relative_positions, strict=True)]
+
+
+def _distance_bias(relative: nn.Module, device: torch.device, capacity: int) -> Tensor:
+    """Return the position bias (H, capacity) of each distance, beginning with 0."""
+    bias: Tensor = relative(1, capacity, capacity - 1, device).distance_values(1, capacity, capacity - 1)
+    return bias[:, :capacity].float().flip(-1).contiguous()
 
 
 def _cos_sin_table(rotary: Rotary, program: DecoderProgram, capacity: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from tests.generation.cases import CASES
 from tests.generation.small import VOCAB, decoder, encoder_decoder, prompts
 
 # Fields whose models run their own forward.
-NOT_IMPLEMENTED = {"sinks", "latent", "positions_per_layer", "lm_head"}
+NOT_IMPLEMENTED = {"latent", "lm_head"}
 
 
 def test_every_field_of_a_decoder_has_an_entry():
@@ -33,7 +33,7 @@ def test_every_decoder_is_supported(kind, name, build):
 
 
 def test_field_without_entry_is_not_supported():
-    assert unsupported_reason(decoder(sinks=True)) == "sinks is not implemented"
+    assert unsupported_reason(decoder(lm_head=False)) == "lm_head is not implemented"
 
 
 def test_unknown_module_is_not_supported():
