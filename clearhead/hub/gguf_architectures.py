@@ -97,6 +97,8 @@ class Architecture:
         scaling_keys = [name for name in values if name.startswith(_ROPE_SCALING)]
         rope = {name.removeprefix(_ROPE_SCALING): values.pop(name) for name in scaling_keys}
         rotated, value_length = values.pop("rope.dimension_count", None), values.pop("attention.value_length", None)
+        if values.get("attention.sliding_window") == 0:  # no window
+            del values["attention.sliding_window"]
         config: KeyValues = {"model_type": self.family, "vocab_size": n_tokens}
         config |= {self.names.get(name, name): value for name, value in values.items() if name != "attention.causal"}
         config["tie_word_embeddings"] = "lm_head.weight" not in tensors
@@ -237,12 +239,15 @@ def read_rope_scaling(values: KeyValues) -> KeyValues | None:
 
 def _rope_scaling(rope: KeyValues, factors: Mapping[str, list[float]], config: KeyValues) -> KeyValues | None:
     """Return the RoPE scaling of keys and of factors; the keys are removed."""
+    if "long_factor" in factors:
+        rope["type"] = "longrope"  # the files of Phi-3 do not name it
     scaling = read_rope_scaling(rope)
     if "factors" in factors:
         return read_rope_factors(factors["factors"], config)
-    if not factors:
+    if scaling is None or scaling["rope_type"] != "longrope":
         return scaling
-    scaling = {"rope_type": "longrope"} | (scaling or {})
+    if "long_factor" not in factors:
+        raise StorageError("rope.scaling.type is 'longrope', and the file has no tensor rope_factors_long.weight")
     if scaling.get("original_max_position_embeddings") is None:
         scaling["original_max_position_embeddings"] = config["max_position_embeddings"]
     return scaling | dict(factors)

@@ -15,6 +15,7 @@ from clearhead import hub
 from clearhead.errors import DataError, StorageError
 from clearhead.hub import checkpoint
 from clearhead.hub.family import canonical
+from clearhead.hub.gguf_architectures import ARCHITECTURES
 from clearhead.hub.gguf_reader import GGUF
 from clearhead.hub.gguf_tokenizer import read_tokenizer, tokenizer_fields
 from clearhead.hub.gguf_writer import write_gguf
@@ -163,6 +164,36 @@ def test_rope_factors_of_llama_3_are_recognized(tmp_path):
     assert isinstance(positions.scaling, LongRopeScaling)
     x = torch.randn(11, 64)
     torch.testing.assert_close(positions.rotate(x, torch.arange(11)), other.positions.rotate(x, torch.arange(11)))
+
+
+PHI3_VALUES = {
+    "context_length": 64,
+    "embedding_length": 8,
+    "attention.head_count": 2,
+    "attention.sliding_window": 0,
+    "rope.scaling.original_context_length": 32,
+}
+
+
+def test_keys_of_phi3_from_the_converter_of_llama_cpp():
+    """The converter writes a window of 0 for none, and the factors of LongRoPE without its name."""
+    factors = {"short_factor": [1.0, 2.0], "long_factor": [2.0, 3.0]}
+    values = PHI3_VALUES | {"rope.scaling.attn_factor": 1.25}
+    keys = ARCHITECTURES["phi3"].configuration(values, {"lm_head.weight"}, factors, 7)
+    assert keys["rope_scaling"] == factors | {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 32,
+        "attention_factor": 1.25,
+    }
+    assert "sliding_window" not in keys
+    assert "rope_scaling" not in ARCHITECTURES["phi3"].configuration(PHI3_VALUES, {"lm_head.weight"}, {}, 7)
+
+
+@pytest.mark.bad_input
+def test_longrope_without_factors_is_rejected():
+    values = PHI3_VALUES | {"rope.scaling.type": "longrope"}
+    with pytest.raises(StorageError, match=r"has no tensor rope_factors_long\.weight"):
+        ARCHITECTURES["phi3"].configuration(values, {"lm_head.weight"}, {}, 7)
 
 
 # ---------------------------------------------------------------------- tokenizers
