@@ -60,6 +60,7 @@ def load_from_reader(
                 tensor = tensor.to(dtype=dtype).contiguous()
                 tensors_by_name[name] = tensor if mapped else storage.aligned_copy(tensor)
         _check_constants(family, config, source, get)
+        _check_copies(family, config, source, get, tensors_by_name)
     return storage.assign_parameters(model, tensors_by_name)
 
 
@@ -74,6 +75,31 @@ def _check_constants(family: Family, config: Config, source: CheckpointReader, g
             raise StorageError(
                 f"{name} in {source.path} differs from the constant that {family.name} computes; this variant is not "
                 "supported"
+            )
+
+
+def _check_copies(
+    family: Family,
+    config: Config,
+    source: CheckpointReader,
+    get: Callable[[str], Tensor],
+    parameters: Mapping[str, Tensor],
+) -> None:
+    """Raise if a stored tensor that is not loaded differs from the parameter that it repeats."""
+    stored = family.normalize_names(source.shapes, config)
+    targets = {
+        weight_map.source[0]: weight_map.target[0]
+        for weight_map in family.resolve(config, parameters)
+        if len(weight_map.source) == 1
+    }
+    for name, original in family.copies(config).items():
+        if name not in stored or name in targets or original not in targets:
+            continue
+        parameter = parameters[targets[original]]
+        if not torch.equal(get(stored[name]).to(parameter.dtype), parameter):
+            raise StorageError(
+                f"{name} in {source.path} differs from {original}, and the configuration ties both; set "
+                "'tie_word_embeddings' to false if they were trained separately"
             )
 
 

@@ -147,6 +147,7 @@ class Family:
         ignored_tensors: Stored tensors that are not parameters.
         heads: Patterns of tensors of heads, and what these are for; a head that is not loaded is named in a warning.
         constants: Stored tensors that are computed: compared when loading, written when exporting.
+        copies: Returns stored tensors that repeat others, such as a tied output matrix; compared unless loaded.
         prefix: Prefix of names that models without a head leave out.
         aliases: Older spellings, replaced in this order.
         model_type: The model_type, if it is not `name`, because several families share it.
@@ -165,6 +166,7 @@ class Family:
     ignored_tensors: tuple[str, ...] = ()
     heads: Mapping[str, str] = dataclasses.field(default_factory=dict)
     constants: Callable[[ModelConfig, torch.dtype], dict[str, Tensor]] = lambda config, dtype: {}
+    copies: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     prefix: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
     model_type: str = ""
@@ -196,7 +198,7 @@ class Family:
             return self.kind(**fields)
         except ClearheadError as error:
             raise StorageError(f"a {self.name} configuration: {str(error)[:_MAX_REASON]}") from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
             raise StorageError(
                 f"a {self.name} configuration cannot be read: {type(error).__name__}: {str(error)[:_MAX_REASON]}"
             ) from error

@@ -175,6 +175,9 @@ def test_load_does_not_run_code_of_the_folder(llama):
     [
         ("qwen2", {"num_hidden_layers": 10**12}, ("num_hidden_layers", "10,000")),
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ("layer_types", "sliding_window is None")),
+        ("qwen3", {"num_hidden_layers": 0}, ("num_hidden_layers is 0; expected 1 to 10,000",)),
+        ("gpt_neox", {"rotary_pct": 0.5, "partial_rotary_factor": 1.0}, ("partial_rotary_factor is 1.0",)),
+        ("gptj", {"n_head": 0}, ("a gptj configuration cannot be read: ZeroDivisionError",)),
         ("modernbert", {"num_hidden_layers": 10**12}, ("num_hidden_layers", "10,000")),
         ("modernbert", {"layer_types": ["full_attention"]}, ("layer_types", "expected 5")),
         ("modernbert", {"local_attention": -6}, ("modernbert", "-3")),

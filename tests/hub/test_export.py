@@ -143,6 +143,8 @@ def test_table_of_families_lists_every_family_with_every_check():
     assert rows.keys() == families.FAMILIES.keys()
     for family, row in rows.items():
         assert {row[check] for check in CHECKS.values()} <= {"passed", "skipped"}, family
+        for check in ("outputs and gradients", "bit-exact export", "check", "trace", "cost", "odd configurations"):
+            assert row[check] == "passed", (family, check)
 
 
 def test_cost_accepts_a_hugging_face_folder(llama, cli):

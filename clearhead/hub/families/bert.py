@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 from clearhead._core.validation import short_repr
@@ -82,6 +83,17 @@ def _rows_roberta(config: EncoderConfig) -> tuple[WeightMap, ...]:
     return (*head, *_ROWS)
 
 
+def _tied(output: str, bias: str = "") -> Callable[[EncoderConfig], KeyValues]:
+    """Return the `copies` of a head for masked tokens: the embedding as its output matrix, and its bias.
+
+    Args:
+        output: Stored name of the output layer.
+        bias: Stored name of the bias, if the output layer repeats it.
+    """
+    copies = {f"{output}.weight": "embeddings.word_embeddings.weight", **({f"{output}.bias": bias} if bias else {})}
+    return lambda config: copies if config.head == "masked_lm" else {}
+
+
 BERT = Family(
     name="bert",
     architecture=partial(architecture, prefix="Bert"),
@@ -101,6 +113,7 @@ BERT = Family(
     ignored_keys=("classifier_dropout", "directionality", "pooler_*", "tie_word_embeddings"),
     # Indices 0, 1, 2, … that older versions stored, and the output matrix, which is the embedding.
     ignored_tensors=("embeddings.position_ids", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+    copies=_tied("cls.predictions.decoder", "cls.predictions.bias"),
     heads={
         "cls.predictions.*": "masked tokens",
         "cls.seq_relationship.*": "next-sentence prediction",
@@ -116,6 +129,7 @@ ROBERTA = dataclasses.replace(
     rows=_rows_roberta,
     converters=(_POSITIONS_AFTER_PADDING, _HEAD_WITH_GELU),
     ignored_tensors=("embeddings.position_ids", "lm_head.decoder.weight", "lm_head.decoder.bias"),
+    copies=_tied("lm_head.decoder", "lm_head.bias"),
     heads={"lm_head.*": "masked tokens", "classifier.*": CLASSIFICATION, "qa_outputs.*": "question answering"},
     aliases=(("roberta.", ""), *_OLDER),
 )
@@ -152,6 +166,7 @@ ALBERT = dataclasses.replace(
         *("num_memory_blocks", "structure_type", "tie_word_embeddings"),
     ),
     ignored_tensors=("embeddings.position_ids", "predictions.decoder.weight", "predictions.decoder.bias"),
+    copies=_tied("predictions.decoder", "predictions.bias"),
     heads={
         "predictions.*": "masked tokens",
         "sop_classifier.*": "sentence-order prediction",
@@ -196,6 +211,7 @@ ELECTRA = dataclasses.replace(
     converters=(_POSITIONS, Converter(_read_electra, _write_electra)),
     ignored_keys=("classifier_dropout", "summary_*", "tie_word_embeddings"),
     ignored_tensors=("embeddings.position_ids", "generator_lm_head.weight"),
+    copies=_tied("generator_lm_head"),
     heads={
         "generator_*": "masked tokens",
         "discriminator_predictions.*": "replaced tokens",
@@ -237,6 +253,7 @@ DISTILBERT = dataclasses.replace(
     # Dropout of heads in training, and how the table of positions was initialized.
     ignored_keys=("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_w*"),
     ignored_tensors=("embeddings.position_ids", "vocab_projector.weight"),
+    copies=_tied("vocab_projector"),
     heads={
         "vocab_*": "masked tokens",
         "pre_classifier.*": CLASSIFICATION,

@@ -38,7 +38,10 @@ ACTIVATIONS = {
     "gelu_new": GELU(tanh=True),
     "gelu_pytorch_tanh": GELU(tanh=True),
     "gelu_fast": GELU(tanh=True),
+    "gelu_accurate": GELU(tanh=True),
+    "gelu_python_tanh": GELU(tanh=True),
     "gelu": GELU(),
+    "gelu_python": GELU(),
     "relu": ReLU(),
     "silu": SiLU(),
     "swish": SiLU(),
@@ -99,8 +102,8 @@ def read_layer_cycle(keys: ConfigReader, default_type: Callable[[int], str]) -> 
     `default_type` returns the type of layer i if the types are not listed.
     """
     n = keys("num_hidden_layers")
-    if n > _MAX_LAYERS:
-        raise StorageError(f"num_hidden_layers is {n}; expected at most {_MAX_LAYERS:,}")
+    if not 1 <= n <= _MAX_LAYERS:
+        raise StorageError(f"num_hidden_layers is {n}; expected 1 to {_MAX_LAYERS:,}")
     types = keys("layer_types", None) or [default_type(i) for i in range(n)]
     if len(types) != n or not set(types) <= {SLIDING, FULL}:
         raise StorageError(f"layer_types is {short_repr(types)}; expected {n} of {SLIDING!r} and {FULL!r}")

@@ -61,12 +61,16 @@ GPT2 = Family(
     ignored_keys=("n_ctx", "summary_*", "reorder_and_upcast_attn"),
     # Buffers of older files (the causal mask as a tensor), and the output matrix if it is tied to the embedding.
     ignored_tensors=("transformer.h.#.attn.bias", "transformer.h.#.attn.masked_bias", "lm_head.weight"),
+    copies=lambda config: {"lm_head.weight": "transformer.wte.weight"},
     prefix="transformer.",
 )
 
 
 def _read_neox(keys: ConfigReader) -> KeyValues:
-    return {"positions": common.read_rotary(keys, keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25))}
+    base, partial_rotary_factor = keys("rotary_emb_base", 10000.0), keys("rotary_pct", 0.25)
+    # transformers ignores these, and writes them with equal values.
+    keys.expect(rope_theta=base, partial_rotary_factor=partial_rotary_factor)
+    return {"positions": common.read_rotary(keys, base, partial_rotary_factor)}
 
 
 def _write_neox(config: DecoderConfig) -> KeyValues:
@@ -113,6 +117,7 @@ GPT_NEOX = Family(
         *(f"gpt_neox.layers.#.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
         "embed_out.weight",
     ),
+    copies=lambda config: {"embed_out.weight": "gpt_neox.embed_in.weight"},
     prefix="gpt_neox.",
 )
 
@@ -147,6 +152,7 @@ LLAMA = Family(
     ignored_keys=("pretraining_tp",),  # splits the same products into slices
     # Frequencies that older versions stored, and the output matrix if it is tied to the embedding.
     ignored_tensors=(f"{LAYER}.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
+    copies=lambda config: {"lm_head.weight": "model.embed_tokens.weight"},
     prefix="model.",
 )
 

@@ -242,6 +242,7 @@ OPT = Family(
     ),
     ignored_keys=("activation_dropout", "init_std", "layerdrop", "prefix"),
     ignored_tensors=("lm_head.weight",),
+    copies=lambda config: {"lm_head.weight": "model.decoder.embed_tokens.weight"},
     prefix="model.",
 )
 
@@ -256,6 +257,10 @@ def _rows_fused(layer: str, attention: str, transform: Transform) -> tuple[Weigh
         WeightMap("transformer.ln_f.*", "norm.*"),
         WeightMap("lm_head.weight", "head.weight"),
     )
+
+
+def _copies_fused(config: DecoderConfig) -> dict[str, str]:
+    return {"lm_head.weight": "transformer.word_embeddings.weight"}
 
 
 BLOOM = Family(
@@ -292,6 +297,7 @@ BLOOM = Family(
         "n_embed",
     ),
     ignored_tensors=("lm_head.weight",),
+    copies=_copies_fused,
     prefix="transformer.",
 )
 
@@ -347,6 +353,7 @@ FALCON = Family(
     ),
     ignored_keys=("apply_residual_connection_post_layernorm", "n_embed"),
     ignored_tensors=("lm_head.weight",),
+    copies=_copies_fused,
     prefix="transformer.",
 )
 

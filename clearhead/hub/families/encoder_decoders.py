@@ -72,6 +72,8 @@ _IGNORED_KEYS = (
     *("*_layerdrop", "add_bias_logits", "classif*", "extra_pos_embeddings", "init_std", "is_decoder", "_num_labels"),
     *("num_hidden_layers", "save_step"),
 )
+# The embedding, which older files store several times.
+_REPEATED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 
 BART = Family(
     name="bart",
@@ -97,7 +99,8 @@ BART = Family(
     converters=(_SIZES, learned("max_position_embeddings", skipped=2), Converter(partial(_read, is_bart=True))),
     rows=_ROWS,
     ignored_keys=_IGNORED_KEYS,
-    ignored_tensors=("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+    ignored_tensors=_REPEATED,
+    copies=lambda config: dict.fromkeys(_REPEATED, "model.shared.weight"),
     prefix="model.",
 )
 
@@ -223,6 +226,7 @@ WHISPER = Family(
     # Training options, and keys of other heads.
     ignored_keys=(*_IGNORED_KEYS, "apply_spec_augment", "mask_*", "median_filter_width", "use_weighted_layer_sum"),
     ignored_tensors=("proj_out.weight",),
+    copies=lambda config: {"proj_out.weight": "model.decoder.embed_tokens.weight"},
     constants=_sinusoids,
     prefix="model.",
 )
@@ -275,6 +279,8 @@ def _rows_t5(config: EncoderDecoderConfig | EncoderConfig) -> tuple[WeightMap, .
     return tuple(rows)
 
 
+_REPEATED_IN_T5 = ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
 T5 = Family(
     name="t5",
     architecture="T5ForConditionalGeneration",
@@ -298,9 +304,10 @@ T5 = Family(
     # dense_act_fn and is_gated_act repeat feed_forward_proj.
     ignored_keys=(*_IGNORED_KEYS, "dense_act_fn", "is_gated_act", "initializer_factor"),
     ignored_tensors=(
-        *("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        *_REPEATED_IN_T5,
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",  # of older files, unused
     ),
+    copies=lambda config: dict.fromkeys(_REPEATED_IN_T5, "shared.weight"),
 )
 
 UMT5 = dataclasses.replace(

@@ -115,6 +115,7 @@ MODERNBERT = Family(
         "tie_word_embeddings",
     ),
     ignored_tensors=("decoder.weight",),
+    copies=lambda config: {"decoder.weight": "embeddings.tok_embeddings.weight"} if config.head == "masked_lm" else {},
     heads={"head.*": "masked tokens", "decoder.*": "masked tokens"},
     aliases=(("model.", ""),),
 )

@@ -253,6 +253,7 @@ DEEPSEEK_V3 = Family(
     # Layers that predict further tokens in training, and keys of training.
     ignored_keys=("aux_loss_alpha", "ep_size", "num_nextn_predict_layers", "pretraining_tp", "seq_aux"),
     ignored_tensors=("lm_head.weight",),
+    copies=LLAMA.copies,
     prefix="model.",
 )
 
