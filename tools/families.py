@@ -14,16 +14,20 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results/families.json"
-# Names of the tests of tests/hub/test_families.py, and what they show.
+ODD = "odd configurations"
+FILES = ("tests/hub/test_families.py", "tests/hub/test_odd_configurations.py")
+# Names of the tests of these files, and what they show.
 CHECKS = {
     "test_loaded_model_has_the_outputs_and_gradients_of_the_reference": "outputs and gradients",
     "test_exported_model_is_bit_equal_to_the_reference": "bit-exact export",
     "test_padded_batch_matches_the_reference": "padding",
     "test_cached_decoding_equals_uncached_decoding": "cache",
     "test_generation_equals_uncached_loop": "generation",
+    "test_engine_equals_the_forward_of_the_model": "engine",
     "test_check_reports_no_failures": "check",
     "test_trace_records_the_attention_weights_of_the_reference": "trace",
     "test_cost_counts_every_parameter": "cost",
+    "test_odd_configuration_loads_and_exports": ODD,
 }
 
 
@@ -42,29 +46,27 @@ class Recorder:
             self.outcomes.setdefault(model, {})[CHECKS[test]] = report.outcome
 
 
-def by_family(outcomes: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the worst outcome of the reference models of each family: failed, passed or skipped."""
+def by_family(outcomes: dict[str, dict[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return the number of reference models of each family, and their worst outcomes: failed, passed or skipped."""
     order = ("failed", "passed", "skipped")
-    families: dict[str, dict[str, str]] = {}
-    for model, checks in outcomes.items():
-        family = families.setdefault(model.split()[0], {})
+    families: dict[str, dict[str, Any]] = {}
+    for model, checks in sorted(outcomes.items()):
+        # A reference model is named "family" or "family variant", and an odd configuration "family-seed".
+        name = model.rpartition("-")[0] if ODD in checks else model.split()[0]
+        family = families.setdefault(name, {"models": 0})
+        family["models"] += ODD not in checks
         for check, outcome in checks.items():
             family[check] = min(family.get(check, "skipped"), outcome, key=order.index)
-    return families
+    return {name: families[name] for name in sorted(families)}
 
 
 def main() -> int:
     """Run the tests, write the table, and return the exit status of the tests."""
     recorder = Recorder()
-    path = ROOT / "tests/hub/test_families.py"
-    status = pytest.main(["-q", "-p", "no:cacheprovider", str(path)], plugins=[recorder])
-    models: dict[str, int] = {}
-    for model in recorder.outcomes:
-        models[model.split()[0]] = models.get(model.split()[0], 0) + 1
-    table = by_family(recorder.outcomes)
-    rows = {family: {"models": models[family], **checks} for family, checks in sorted(table.items())}
+    status = pytest.main(["-q", "-p", "no:cacheprovider", *(str(ROOT / file) for file in FILES)], plugins=[recorder])
+    rows = by_family(recorder.outcomes)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(rows)} families, {len(recorder.outcomes)} reference models: {RESULTS.relative_to(ROOT)}")
+    print(f"{len(rows)} families, {sum(row['models'] for row in rows.values())} reference models: {RESULTS}")
     return int(status)
 
 
