@@ -14,6 +14,7 @@ from clearhead.nn import (
     Biases,
     Experts,
     GeGLU,
+    Latent,
     Parallel,
     PostNorm,
     ReLU,
@@ -95,6 +96,12 @@ FUSED_ONLY = {
     "layer-scale": lambda: decoder(layer_scale=0.5),
     "sinks": lambda: decoder(sinks=True, positions=Rotary(), layer_masks=(window(4, 0), full())),
     "sinks-grouped": lambda: decoder(sinks=True, n_heads=4, n_kv_heads=2, positions=RelativeBias(bidirectional=False)),
+    "latent": lambda: decoder(
+        d_head=6, latent=Latent(kv_rank=5, q_rank=7, d_rope=4, d_value=3), positions=Rotary(), scores=SoftCapped(2.0)
+    ),
+    "latent-window": lambda: decoder(
+        d_head=6, latent=Latent(kv_rank=5, d_rope=2, d_value=9), positions=Rotary(), mask=window(4, 0), bias=False
+    ),
     "biases-per-layer": lambda: decoder(positions=RelativeBias(bidirectional=False), positions_per_layer=True),
     "scaled-logits": lambda: decoder(logit_scale=0.3, logit_bias=True, scores=Scaled(0.4)),
     "cross-sandwich": lambda: encoder_decoder(residual=SandwichNorm(), scores=SoftCapped(2.0)),

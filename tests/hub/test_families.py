@@ -153,12 +153,10 @@ def test_generation_equals_uncached_loop(peer, saved):
 
 
 _DEPENDS_ON_LENGTH = "its rotary positions depend on the length of the sequence"
-_LATENT = "a MultiHeadLatentAttention was replaced or patched"
 # Models whose own forward decodes.
 NOT_IN_ENGINE = {
     "LlamaForCausalLM": _DEPENDS_ON_LENGTH,  # dynamic NTK scaling
     "Phi3ForCausalLM": _DEPENDS_ON_LENGTH,  # LongRoPE
-    "DeepseekV3ForCausalLM": _LATENT,
 }
 
 

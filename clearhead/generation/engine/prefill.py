@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from clearhead._core.shapes import Float
 from clearhead.attention import attend
 from clearhead.attention.biases import Bias
-from clearhead.generation.engine.program import Attends, DecoderProgram, FusedAttention
+from clearhead.generation.engine.fused_attention import FusedAttention
+from clearhead.generation.engine.program import Attends, DecoderProgram
 from clearhead.generation.engine.static_cache import StaticKVCache
 from clearhead.generation.prompts import pad_rows
 from clearhead.masks import Causal, Mask, padding

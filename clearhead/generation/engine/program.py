@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,15 @@ from torch.nn.modules import module as torch_modules
 
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import Dot, Scaled, ScaledDot, SoftCapped
-from clearhead.attention.sinks import SinkSoftmax
+from clearhead.generation.engine.fused_attention import (
+    FusedAttention,
+    FusedLatentAttention,
+    LinearFn,
+    TorchNorm,
+    detach,
+    joined_linear,
+    torch_norm,
+)
 from clearhead.masks import Mask
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder
@@ -32,6 +40,7 @@ from clearhead.nn import (
     ExpertsFeedForward,
     FeedForward,
     MultiHeadAttention,
+    MultiHeadLatentAttention,
     Parallel,
     PostNorm,
     PreNorm,
@@ -50,7 +59,7 @@ MODULES = (
     *(Decoder, EncoderDecoder, Block, MultiHeadAttention, FeedForward, ExpertsFeedForward, LayerScale, TokenEmbedding),
     *(LearnedPositionEmbedding, SinusoidalPositions, T5Bias, ALiBiBias),
     *(nn.Linear, nn.LayerNorm, nn.RMSNorm, UnitOffsetRMSNorm, nn.Dropout, nn.Identity, nn.ModuleList, nn.Sequential),
-    Multiplier,
+    *(Multiplier, MultiHeadLatentAttention),
 )
 RESIDUALS = (PreNorm, PostNorm, Parallel, SandwichNorm, ResPostNorm)
 SCORES = (Dot, ScaledDot, Scaled, SoftCapped)
@@ -60,14 +69,11 @@ CONFIG_FIELDS = frozenset({
     "embedding_norm", "first_norm", "vocab_size", "max_len", "positions", "scaled_embedding", "layer_masks",
     "layer_rotary", "tie_embeddings", "logit_bias", "logit_scale", "logit_softcap", "n_layers", "mask",
     "cross_attention", "embedding_multiplier", "qk_norm_all_heads", "branch_multiplier", "n_dense_layers",
-    "sinks", "positions_per_layer",
+    "sinks", "positions_per_layer", "latent",
 })  # fmt: skip
 """Fields of `DecoderConfig` that the program implements. A field outside this list must have its default value."""
 
 _LONGEST = 1 << 40  # longer than any sequence
-
-LinearFn = Callable[..., Tensor]
-TorchNorm = nn.LayerNorm | nn.RMSNorm
 
 
 def unsupported_reason(model: Decoder | EncoderDecoder) -> str | None:
@@ -104,8 +110,10 @@ def _unsupported_attention_reason(attention: MultiHeadAttention) -> str | None:
         return f"has impl={attention.impl!r}"
     if not isinstance(attention.rotary, (Rotary, NoneType)):
         return f"has {type(attention.rotary).__name__} positions"
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    return None if all(isinstance(x, nn.Linear) for x in projections) else "has a replaced projection"
+    is_latent = isinstance(attention, MultiHeadLatentAttention)
+    names = ("q_proj", "kv_down", "kv_up", "o_proj") if is_latent else ("q_proj", "k_proj", "v_proj", "o_proj")
+    is_linear = all(isinstance(getattr(attention, name), nn.Linear) for name in names)
+    return None if is_linear else "has a replaced projection"
 
 
 def _unsupported_config_reason(config: DecoderConfig) -> str | None:
@@ -134,50 +142,6 @@ def _unsupported_parameters_reason(modules: list[nn.Module]) -> str | None:
     return None
 
 
-class FusedAttention:
-    """Projections and sizes of one attention layer; `is_cross` for attention over encoder outputs."""
-
-    def __init__(self, attention: MultiHeadAttention, norm: TorchNorm | None, *, is_cross: bool = False) -> None:
-        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        self.q = _joined_linear(*((q,) if is_cross else (q, k, v)), norm=norm)
-        self.memory = _joined_linear(k, v) if is_cross else None
-        self.out = _joined_linear(attention.o_proj)
-        self.n_heads = attention.n_heads
-        self.n_kv_heads = attention.n_kv_heads
-        self.d_head = attention.d_head
-        self.norms = _torch_norm(attention.q_norm), _torch_norm(attention.k_norm)
-        self.normalizes_all_heads = attention.qk_norm_all_heads
-        self.rotary = attention.rotary
-        self.scores = attention.scores
-        scale = getattr(attention.scores, "scale", 1.0)
-        is_default = isinstance(attention.scores, ScaledDot) or scale is None
-        self.scale: float = self.d_head**-0.5 if is_default else scale
-        self.softcap: float | None = getattr(attention.scores, "cap", None)
-        self.sinks = _detach(attention.sinks)
-        self.normalizer = Softmax() if self.sinks is None else SinkSoftmax(self.sinks)
-        # Arguments of the functions in `clearhead.attention.decode`, and whether SDPA cannot replace them.
-        self.score_options: dict[str, Any] = {"scale": self.scale, "softcap": self.softcap, "sinks": self.sinks}
-        self.needs_naive = self.softcap is not None or self.sinks is not None
-
-    def normalize_heads(self, qkv: Tensor) -> Tensor:
-        """Apply the norms of queries and keys, if any, to heads (…, heads, D)."""
-        if self.norms[0] is None and self.norms[1] is None:
-            return qkv
-        n_keys = 0 if self.memory is not None else self.n_kv_heads
-        q, k, v = qkv.split((self.n_heads, n_keys, n_keys), dim=-2)
-        return torch.cat((self._normalize(q, self.norms[0]), self._normalize(k, self.norms[1]), v), dim=-2)
-
-    def _normalize(self, x: Tensor, norm: TorchNorm | None) -> Tensor:
-        """Apply the norm of queries or keys to heads (…, heads, D)."""
-        if norm is None or not x.shape[-2]:
-            return x
-        return apply_norm(x.flatten(-2), norm).view_as(x) if self.normalizes_all_heads else apply_norm(x, norm)
-
-    def normalize_keys(self, k: Tensor) -> Tensor:
-        """Apply the norm of keys, if any, to keys (…, K, D)."""
-        return self._normalize(k, self.norms[1])
-
-
 AttendFn = Callable[[int, FusedAttention, Tensor], Tensor]
 
 
@@ -193,7 +157,7 @@ class _FusedLayer:
 
     def __init__(self, block: Block) -> None:
         is_post_norm = isinstance(block.residual, PostNorm)
-        norms = tuple(_torch_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
+        norms = tuple(torch_norm(norm) for norm in (block.norm1, block.norm_cross, block.norm2))
         if block.norm2 is None:  # all branches read the same normalized input
             norms = (norms[0], None, norms[0])
         norm1, norm_cross, norm2 = (None, None, None) if is_post_norm else norms
@@ -201,9 +165,9 @@ class _FusedLayer:
         self.attentions = _attentions(block, norm1, norm_cross)
         ff = block.feed_forward
         assert isinstance(ff, FeedForward)
-        gate = () if ff.gate is None else (ff.gate.weight.detach(), _detach(ff.gate.bias))
-        self.up = FusedLinearSpec(ff.up.weight.detach(), _detach(ff.up.bias), norm2, ff.activation, *gate)
-        self.down = _joined_linear(ff.down)
+        gate = () if ff.gate is None else (ff.gate.weight.detach(), detach(ff.gate.bias))
+        self.up = FusedLinearSpec(ff.up.weight.detach(), detach(ff.up.bias), norm2, ff.activation, *gate)
+        self.down = joined_linear(ff.down)
         self.is_parallel = isinstance(block.residual, Parallel)  # every branch uses the block's input
 
     def __call__(self, i: int, x: Tensor, attends: Attends, linear: LinearFn) -> Tensor:
@@ -211,9 +175,8 @@ class _FusedLayer:
         for attention, attend, norm in zip(self.attentions, attends, self.norms, strict=False):
             if attention is None:
                 continue
-            heads = linear(block_input if self.is_parallel else x, attention.q)
-            heads = attention.normalize_heads(heads.view(len(x), -1, attention.d_head))
-            x = linear(attend(i, attention, heads).flatten(1), attention.out, x)
+            heads = attention.project(block_input if self.is_parallel else x, linear)
+            x = linear(attention.combine(attend(i, attention, heads)), attention.out, x)
             x = x if norm is None else apply_norm(x, norm)
         x = linear(linear(block_input if self.is_parallel else x, self.up), self.down, x)
         return x if self.norms[2] is None else apply_norm(x, self.norms[2])
@@ -239,8 +202,8 @@ class _ModularLayer:
 
         def branch(attention: FusedAttention, attend: AttendFn) -> Callable[[Tensor], Tensor]:
             def run(h: Tensor) -> Tensor:
-                heads = attention.normalize_heads(linear(h, attention.q).view(len(h), -1, attention.d_head))
-                return linear(attend(i, attention, heads).flatten(1), attention.out)
+                heads = attention.project(h, linear)
+                return linear(attention.combine(attend(i, attention, heads)), attention.out)
 
             return run
 
@@ -257,7 +220,12 @@ def _attentions(
 ) -> tuple[FusedAttention, FusedAttention | None]:
     """Return the self-attention and the cross-attention of a block."""
     cross = block.cross_attention
-    self_attention = FusedAttention(block.attention, norm)
+    attention = block.attention
+    self_attention: FusedAttention
+    if isinstance(attention, MultiHeadLatentAttention):
+        self_attention = FusedLatentAttention(attention, norm)
+    else:
+        self_attention = FusedAttention(attention, norm)
     return self_attention, None if cross is None else FusedAttention(cross, norm_cross, is_cross=True)
 
 
@@ -283,13 +251,13 @@ class DecoderProgram:
         weight = decoder.lm_head_weight()
         self.device = weight.device
         self.dtype = weight.dtype
-        self.logits = FusedLinearSpec(weight.detach(), norm=_torch_norm(decoder.norm))
-        self.embedding_norm = _torch_norm(decoder.embedding_norm)
+        self.logits = FusedLinearSpec(weight.detach(), norm=torch_norm(decoder.norm))
+        self.embedding_norm = torch_norm(decoder.embedding_norm)
         blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self.layers = [_FusedLayer(block) if _is_plain(block) else _ModularLayer(block) for block in blocks]
         self.calls_modules = any(isinstance(layer, _ModularLayer) for layer in self.layers)
-        self.n_kv_heads = config.kv_heads
-        self.d_head = config.head_width
+        self.n_kv_heads = self.layers[0].attentions[0].n_kv_heads
+        self.d_head = self.layers[0].attentions[0].d_head
         layer_masks = [mask & config.mask for mask in config.layer_masks] or [config.mask]
         self.masks: list[Mask] = [layer_masks[i % len(layer_masks)] for i in range(len(blocks))]  # of each layer
         shared = None if decoder.adds_positions else decoder.positions
@@ -322,28 +290,3 @@ class DecoderProgram:
             k, v = heads.unbind(1)
             keys_values.append((cross.normalize_keys(k), v))
         return keys_values
-
-
-def _joined_linear(*linears: nn.Linear, norm: TorchNorm | None = None) -> FusedLinearSpec:
-    """Join linear maps of the same (normalized) input into one; a single one shares its memory."""
-    if len(linears) == 1:
-        return FusedLinearSpec(linears[0].weight.detach(), _detach(linears[0].bias), norm)
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    if all(linear.bias is None for linear in linears):
-        return FusedLinearSpec(weight, None, norm)
-    biases = [weight.new_zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears]
-    return FusedLinearSpec(weight, torch.cat(biases), norm)
-
-
-def _torch_norm(norm: nn.Module | None) -> TorchNorm | None:
-    """Return a norm as torch's module; one that scales by 1 + weight is copied with the sum as its weight."""
-    if isinstance(norm, UnitOffsetRMSNorm):
-        plain = nn.RMSNorm(norm.normalized_shape, eps=norm.eps, device=norm.weight.device, dtype=norm.weight.dtype)
-        plain.weight.copy_(1 + norm.weight)
-        return plain
-    return norm if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)) else None
-
-
-def _detach(x: Tensor | None) -> Tensor | None:
-    """Detach a tensor, if any."""
-    return None if x is None else x.detach()

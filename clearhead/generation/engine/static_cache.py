@@ -29,7 +29,8 @@ from clearhead.attention.decode import (
     naive_attention,
     prefer_naive,
 )
-from clearhead.generation.engine.program import DecoderProgram, FusedAttention
+from clearhead.generation.engine.fused_attention import FusedAttention
+from clearhead.generation.engine.program import DecoderProgram
 from clearhead.masks import Mask, lookback
 from clearhead.masks.regions import Region
 from clearhead.nn.positions import Rotary
