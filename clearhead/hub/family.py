@@ -35,8 +35,17 @@ _EVERYWHERE = (
     *("forced_*", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam*", "num_labels"),
     *("num_return_sequences", "output_scores", "prefix", "problem_type", "remove_invalid_values", "repetition_penalty"),
     *("return_dict", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "torchscript"),
-    *("typical_p", "use_bfloat16"),
+    *("chunk_size_feed_forward", "tf_legacy_loss", "tokenizer_class", "typical_p", "use_bfloat16"),
 )
+# Keys of every transformers configuration that change the model, unless they have these values.
+_NEUTRAL: dict[str, object] = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
 # Keys of a third-party configuration, or fields of a Config, with their values.
 KeyValues: TypeAlias = dict[str, Any]
 ModelConfig: TypeAlias = Any  # of the class of a family, whose fields its converters know
@@ -189,7 +198,14 @@ class Family:
         """Return the configuration; every key is used, ignored or rejected."""
         try:
             fields = self.defaults | {field.name: field.read(keys, key) for key, field in self._fields.items()}
-            keys.expect(pruned_heads={}, **self.required)
+            keys.expect(
+                **{
+                    key: value
+                    for key, value in _NEUTRAL.items()
+                    if key not in self.required and not fits(key, self.ignored_keys)
+                }
+            )
+            keys.expect(**self.required)
             for part in self.converters:
                 fields |= part.read(keys)
             keys.reject_unused((*_EVERYWHERE, *self.ignored_keys))

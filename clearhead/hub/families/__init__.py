@@ -13,10 +13,11 @@ from clearhead.hub.families.dual_encoders import DUAL_ENCODERS
 from clearhead.hub.families.encoder_decoders import ENCODER_DECODERS
 from clearhead.hub.families.encoders import ENCODERS
 from clearhead.hub.families.experts import EXPERTS
+from clearhead.hub.families.t5 import T5_FAMILIES
 from clearhead.hub.families.vision import VISION
 from clearhead.hub.family import Family
 
-_ALL = (*DECODERS, *DENSE, *EXPERTS, *ENCODERS, *ENCODER_DECODERS, *VISION, *DUAL_ENCODERS, *AUDIO)
+_ALL = (*DECODERS, *DENSE, *EXPERTS, *ENCODERS, *ENCODER_DECODERS, *T5_FAMILIES, *VISION, *DUAL_ENCODERS, *AUDIO)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
 

@@ -156,7 +156,13 @@ ALBERT = dataclasses.replace(
     BERT,
     name="albert",
     architecture=partial(architecture, prefix="Albert"),
-    fields=BERT.fields | {"embedding_size": "embedding_dim", "hidden_act": activation("gelu_new")},
+    fields=BERT.fields
+    | {
+        "embedding_size": "embedding_dim",
+        "hidden_act": activation("gelu_new"),
+        "hidden_dropout_prob": ("dropout", 0.0),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.0),
+    },
     rows=_rows_albert,
     defaults=BERT.defaults | {"share_layers": True},
     required={"num_hidden_groups": 1, "inner_group_num": 1},

@@ -117,9 +117,9 @@ def shortest_cycle(values: list[T]) -> list[T]:
     return values[:period]
 
 
-def read_used_window(keys: ConfigReader) -> int | None:
+def read_used_window(keys: ConfigReader, default: int | None = None) -> int | None:
     """Return `sliding_window`, or None unless `use_sliding_window` is True."""
-    width: int | None = keys("sliding_window", None)
+    width: int | None = keys("sliding_window", default)
     return width if keys("use_sliding_window", False) else None
 
 

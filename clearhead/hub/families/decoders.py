@@ -208,7 +208,7 @@ PHI3 = dataclasses.replace(
 # Qwen2 (2024): biases on queries, keys and values. Qwen3 (2025): norms of queries and keys instead.
 def _read_qwen_masks(keys: ConfigReader) -> KeyValues:
     """Return the masks: `sliding_window` applies only if `use_sliding_window`, to the layers after the first."""
-    width, first = common.read_used_window(keys), keys("max_window_layers", 28)
+    width, first = common.read_used_window(keys, 4096), keys("max_window_layers", 28)
     return common.read_layer_masks(keys, width, lambda i: FULL if width is None or i < first else SLIDING)
 
 

@@ -72,7 +72,7 @@ def _read_qwen3_moe(keys: ConfigReader) -> KeyValues:
         d_ff=keys("moe_intermediate_size", 768),
         normalize=keys("norm_topk_prob", False),
     )
-    width = common.read_used_window(keys)
+    width = common.read_used_window(keys, 4096)
     keys("max_window_layers", 28)  # of Qwen2; here all layers have the window or none
     return {"experts": experts, **common.read_layer_masks(keys, width, lambda i: FULL if width is None else SLIDING)}
 
@@ -140,6 +140,24 @@ def _rows_gpt_oss(config: DecoderConfig) -> tuple[WeightMap, ...]:
 
 
 _BASE = 150_000.0
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _read_gpt_oss_rotary(keys: ConfigReader) -> KeyValues:
+    """Return the rotary positions, with YaRN unless a key names another scaling or none."""
+    rotary = common.read_rotary(keys, _BASE)
+    if not (keys("rope_parameters", None) or keys("rope_scaling", None)):
+        rotary = common.read_rotary(ConfigReader(keys.data | {"rope_parameters": _YARN}), _BASE)
+    return {"positions": rotary}
+
+
 GPT_OSS = dataclasses.replace(
     LLAMA,
     name="gpt_oss",
@@ -148,7 +166,8 @@ GPT_OSS = dataclasses.replace(
     required={},
     defaults={"sinks": True},
     converters=(
-        *(common.rotary(_BASE), common.biases(ff=True, default=True), common.lm_head()),
+        dataclasses.replace(common.rotary(), read=_read_gpt_oss_rotary),
+        *(common.biases(ff=True, default=True), common.lm_head()),
         Converter(_read_gpt_oss, _write_gpt_oss),
     ),
     rows=_rows_gpt_oss,

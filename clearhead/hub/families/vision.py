@@ -161,7 +161,8 @@ def _dino(name: str, *, registers: bool) -> Family:
         name=name,
         architecture="",  # depends on the configuration
         kind=VisionConfig,
-        fields=_FIELDS | {"patch_size": ("patch_size", 16 if registers else 14)},
+        fields=_FIELDS
+        | {"patch_size": ("patch_size", 16 if registers else 14), "layer_norm_eps": eps(LayerNorm, 1e-6)},
         required={"qkv_bias": True},
         rows=partial(_rows_dino, name=name),
         converters=(Converter(partial(_read_dino, registers=registers), partial(_write_dino, registers=registers)),),
