@@ -42,7 +42,7 @@ UNTYPED = (
     *("hub/test_beam_search.py", "hub/test_export.py", "hub/test_families.py"),
     *("hub/test_family_round_trip.py", "hub/test_published.py", "hub/test_transformers_attention.py"),
     *("masks/test_count.py", "masks/test_parse.py", "models/test_cached_decoding.py", "models/test_options.py"),
-    "training/test_trainer.py",
+    *("training/test_resume.py", "training/test_trainer.py"),
 )
 """Parts of these packages that call the same few signatures so often that the checks would double their time. Other
 files cover those signatures."""

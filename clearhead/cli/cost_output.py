@@ -57,20 +57,47 @@ class CostQuery:
 
     def predict(self) -> Cost:
         """Return the predicted cost."""
-        return predict_cost(**vars(self))
+        return predict_cost(
+            self.subject,
+            tokens=self.tokens,
+            batch=self.batch,
+            dtype=self.dtype,
+            training=self.training,
+            mask=self.mask,
+            impl=self.impl,
+            device=self.device,
+            activation_checkpointing=self.activation_checkpointing,
+        )
 
     def measure(self) -> MeasuredCost:
         """Run the module on this machine and return the measured cost."""
         from clearhead.analysis.cost.measure import measure
 
-        options = dict(vars(self))
-        del options["activation_checkpointing"]  # only predicted
-        return measure(**options)
+        return measure(
+            self.subject,
+            tokens=self.tokens,
+            batch=self.batch,
+            dtype=self.dtype,
+            training=self.training,
+            mask=self.mask,
+            impl=self.impl,
+            device=self.device,
+        )
 
     def largest_fit(self, memory_limit: int) -> MemoryFit:
         """Return the largest batch and length within a memory limit in bytes."""
-        options = dict(vars(self))
-        return largest_fit(options.pop("subject"), memory_limit, **options)
+        return largest_fit(
+            self.subject,
+            memory_limit,
+            tokens=self.tokens,
+            batch=self.batch,
+            dtype=self.dtype,
+            training=self.training,
+            mask=self.mask,
+            impl=self.impl,
+            device=self.device,
+            activation_checkpointing=self.activation_checkpointing,
+        )
 
 
 def resolve_model(model: str | None, layer: LayerSizes) -> CostSubject:

@@ -138,31 +138,46 @@ def test_truth_value_raises_mask_type_error():
             use()
 
 
-def test_invalid_tensors_raise_dtype_or_shape_error():
-    for make, meaning in ((allow, "may attend"), (forbid, "is hidden")):
-        name = make.__name__
-        with pytest.raises(DtypeError, match=rf"{name} got a tensor of torch.float32.*whose True {meaning}"):
-            make(torch.zeros(3, 3))
-        with pytest.raises(DtypeError, match=f"{name} got list; expected a bool tensor"):
-            make([[True]])
-        with pytest.raises(ShapeError, match=rf"{name} got a tensor of shape \(3,\); expected \(…, T, S\)"):
-            make(torch.ones(3, dtype=torch.bool))
-    with pytest.raises(DtypeError, match=r"the lengths of padding have dtype torch.float32"):
-        padding(torch.tensor([1.0]))
-    with pytest.raises(DtypeError, match=r"the lengths of padding have dtype torch.bool"):
-        padding(torch.tensor([True]))
-    with pytest.raises(DtypeError, match=r"the lengths of padding is 5; .* use prefix\(n\)"):
-        padding(5)
-    with pytest.raises(DtypeError, match="the ids of documents cannot be converted to a tensor"):
-        documents([[1, 2], [3]])
-    with pytest.raises(DtypeError, match=r"the left_pad of padding have dtype torch.float32"):
-        padding([1, 2], left_pad=[0.5, 1.0])
-    with pytest.raises(ShapeError, match=r"lengths of shape \(2,\) and left_pad of shape \(3,\)"):
-        padding([1, 2], left_pad=[1, 2, 3])
-    with pytest.raises(ShapeError, match="documents got a scalar"):
-        documents(torch.tensor(3))
-    with pytest.raises(DtypeError, match=r"p has dtype torch.float32; expected integer positions"):
-        causal().allows(torch.zeros(3), torch.arange(3), keys=3)
+@pytest.mark.parametrize(("make", "meaning"), [(allow, "may attend"), (forbid, "is hidden")])
+def test_tables_of_wrong_dtype_or_shape_raise(make, meaning):
+    name = make.__name__
+    with pytest.raises(DtypeError, match=rf"{name} got a tensor of torch.float32.*whose True {meaning}"):
+        make(torch.zeros(3, 3))
+    with pytest.raises(DtypeError, match=f"{name} got list; expected a bool tensor"):
+        make([[True]])
+    with pytest.raises(ShapeError, match=rf"{name} got a tensor of shape \(3,\); expected \(…, T, S\)"):
+        make(torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: padding(torch.tensor([1.0])), DtypeError, "the lengths of padding have dtype torch.float32"),
+        (lambda: padding(torch.tensor([True])), DtypeError, "the lengths of padding have dtype torch.bool"),
+        (lambda: padding(5), DtypeError, r"the lengths of padding is 5; .* use prefix\(n\)"),
+        (lambda: documents([[1, 2], [3]]), DtypeError, "the ids of documents cannot be converted to a tensor"),
+        (
+            lambda: padding([1, 2], left_pad=[0.5, 1.0]),
+            DtypeError,
+            "the left_pad of padding have dtype torch.float32",
+        ),
+        (
+            lambda: padding([1, 2], left_pad=[1, 2, 3]),
+            ShapeError,
+            r"lengths of shape \(2,\) and left_pad of shape \(3,\)",
+        ),
+        (lambda: documents(torch.tensor(3)), ShapeError, "documents got a scalar"),
+        (
+            lambda: causal().allows(torch.zeros(3), torch.arange(3), keys=3),
+            DtypeError,
+            "p has dtype torch.float32; expected integer positions",
+        ),
+    ],
+    ids=["floats", "bools", "number", "ragged", "float padding", "two shapes", "scalar", "float positions"],
+)
+def test_invalid_tensors_raise_dtype_or_shape_error(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
 
 
 def test_tensors_of_wrong_size_raise_shape_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -164,27 +165,54 @@ def test_train_uses_the_first_free_folder(tmp_path, monkeypatch):
     assert train("sort-dedup", overrides=SETTINGS | {"steps": 2}).folder == "runs/sort-dedup-2"
 
 
-def test_train_invalid_arguments_raise(tmp_path):
-    train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS | {"steps": 2})
-    with pytest.raises(ConfigError, match=r"already contains a run; resume it \(resume="):
-        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/file").write_text("")
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """Folder of a finished run."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train("sort-dedup", out=folder, overrides=SETTINGS | {"steps": 2})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("sort-dedup", {"out": "", "overrides": SETTINGS}, r"already contains a run; resume it \(resume="),
+        (None, {"resume": "", "overrides": {"lr_max": 1.0}}, "'lr_max' cannot change when a run is resumed"),
+        ("text", {"resume": ""}, "remove task, preset, out, init and tokenizer"),
+        (None, {"resume": "model"}, "contains a trained model instead of a run; resume its run"),
+    ],
+    ids=["same folder", "other rate", "task", "model"],
+)
+def test_train_in_the_folder_of_a_run_with_wrong_arguments_raises(finished_run, task, options, message):
+    paths = {name: finished_run / options[name] for name in ("out", "resume") if name in options}
+    with pytest.raises(ConfigError, match=message):
+        train(task, **options | paths)
+
+
+def test_train_into_a_folder_with_files_raises(tmp_path):
+    (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is not an empty folder"):
-        train("sort-dedup", out=tmp_path / "full", overrides=SETTINGS)
-    with pytest.raises(ConfigError, match="'lr_max' cannot change when a run is resumed"):
-        train(resume=tmp_path / "run", overrides={"lr_max": 1.0})
-    with pytest.raises(ConfigError, match="remove task, preset, out, init and tokenizer"):
-        train("text", resume=tmp_path / "run")
+        train("sort-dedup", out=tmp_path, overrides=SETTINGS)
+
+
+def test_train_without_task_raises():
     with pytest.raises(ConfigError, match="task is missing"):
         train()
+
+
+def test_train_without_data_raises_and_leaves_no_folder(tmp_path):
     with pytest.raises(DataError, match="the task text needs data"):
         train("text", out=tmp_path / "text")
     assert not (tmp_path / "text").exists()
+
+
+def test_resume_of_a_folder_without_recipe_raises(tmp_path):
     with pytest.raises(StorageError, match=r"has no train\.toml"):
         train(resume=tmp_path)
-    with pytest.raises(ConfigError, match="contains a trained model instead of a run; resume its run"):
-        train(resume=tmp_path / "run/model")
+
+
+def test_resume_with_an_unreadable_recipe_raises(finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
     (tmp_path / "run/train.toml").write_bytes(b"\xff\xfepreset")
     with pytest.raises(StorageError, match=r"train\.toml: .* can't decode"):
         train(resume=tmp_path / "run")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from clearhead.training import read_log
+from clearhead.training import Progress, read_log
 
 SETTINGS: dict[str, Any] = {
     "n_symbols": 5,
@@ -52,3 +52,14 @@ def assert_same_run(a, b):
     for first, second in ((final(a), final(b)), (exported(a), exported(b))):
         assert first.keys() == second.keys()
         assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class At(Progress):
+    """Does something once, after a step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_step_end(self, step):
+        if step == self.step:
+            self.act()

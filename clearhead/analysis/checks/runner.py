@@ -11,7 +11,6 @@ from time import monotonic, perf_counter
 import torch
 from torch.nn.parameter import is_lazy
 
-from clearhead._core.call_types import Kwargs
 from clearhead._core.validation import check_int, validate
 from clearhead.analysis.checks.check_report import CheckReport, Finding, Verdict
 from clearhead.analysis.checks.harness import LENGTH, Harness, describe_inputs, reason
@@ -132,7 +131,7 @@ def _select(only: str | Sequence[str] | None) -> list[Property]:
 
 
 def _finding(prop: Property, harness: Harness) -> Finding:
-    fields: Kwargs = {"property": prop.name}
+    finding = Finding(property=prop.name, verdict=Verdict.NOT_APPLICABLE)
     try:
         why_not = prop.why_not(harness)
         comparisons = [] if why_not else list(prop.evaluate(harness, harness.inputs))
@@ -140,28 +139,38 @@ def _finding(prop: Property, harness: Harness) -> Finding:
         why_not = f"the module raised: {reason(error)}"
         comparisons = []
     if not comparisons:
-        cause = why_not or "the input is too short"
-        return Finding(**fields, verdict=Verdict.NOT_APPLICABLE, cause=cause)
+        return replace(finding, cause=why_not or "the input is too short")
     top = worst(comparisons)
     # If the output is this random (dropout), differences are not significant.
     if not top.fails and top.tolerance == harness.tolerance > 0.05 * harness.largest:
-        cause = f"the output itself varies by {harness.tolerance:.3g}, which hides any difference"
-        return Finding(**fields, verdict=Verdict.NOT_APPLICABLE, cause=cause)
-    fields |= {"method": prop.method, "quantity": prop.quantity}
-    fields |= {"max_abs_difference": top.difference, "tolerance": top.tolerance}
+        return replace(
+            finding, cause=f"the output itself varies by {harness.tolerance:.3g}, which hides any difference"
+        )
+    finding = replace(
+        finding,
+        verdict=Verdict.PASS,
+        method=prop.method,
+        quantity=prop.quantity,
+        max_abs_difference=top.difference,
+        tolerance=top.tolerance,
+    )
     if not top.fails:
-        return Finding(**fields, verdict=Verdict.PASS)
-    fields["location"] = top.location
+        return finding
+    finding = replace(finding, location=top.location)
     if undecided := prop.undecided(harness):
-        return Finding(**fields, verdict=Verdict.UNDECIDED, cause=undecided)
+        return replace(finding, verdict=Verdict.UNDECIDED, cause=undecided)
     try:
-        fields["cause"] = prop.cause(harness, harness.inputs, [x for x in comparisons if x.fails])
+        cause = prop.cause(harness, harness.inputs, [x for x in comparisons if x.fails])
     except Exception as error:  # an incorrect module may raise while it is recorded
-        fields["cause"] = f"unknown, because another run of the module raised: {reason(error)}"
+        cause = f"unknown, because another run of the module raised: {reason(error)}"
     inputs = shrunk(prop, harness, harness.inputs, top.kind) if prop.shrinks else harness.inputs
-    fields["minimal_example"] = describe_inputs(inputs, harness.spec) if prop.shrinks else "any input"
-    example = {"x": inputs.x} if inputs.source is None else {"x": inputs.x, "source": inputs.source}
-    return Finding(**fields, verdict=Verdict.FAIL, example=example)
+    return replace(
+        finding,
+        verdict=Verdict.FAIL,
+        cause=cause,
+        minimal_example=describe_inputs(inputs, harness.spec) if prop.shrinks else "any input",
+        example={"x": inputs.x} if inputs.source is None else {"x": inputs.x, "source": inputs.source},
+    )
 
 
 # ---------------------------------------------------------------------- minimal examples

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from clearhead.analysis.cost.machine import Machine
-from clearhead.analysis.cost.predict import ModelBuilder, cost
+from clearhead.analysis.cost.predict import AttentionSizes, ModelBuilder, cost
 from clearhead.analysis.cost.result import ADAM_STATES, Cost
 from clearhead.analysis.inputs.example import Tokens
 from clearhead.config import Config
@@ -59,7 +59,7 @@ def parse_bytes(text: str) -> int:
 
 
 def largest_fit(
-    subject: Config | nn.Module | ModelBuilder | str,
+    subject: Config | nn.Module | AttentionSizes | ModelBuilder | str,
     memory_limit: int,
     *,
     tokens: Tokens = None,

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead._core.call_types import Kwargs
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.machine import Machine, dtype_name
 from clearhead.analysis.cost.op_recorder import OpRecorder
@@ -208,11 +207,19 @@ def add_host_times(machine: Machine, *, rounds: int = 10) -> Machine:
     tiny = preset("tiny-decoder")
     assert isinstance(tiny, DecoderConfig)
     depths = [tiny, tiny.replace(n_layers=_DEPTH_FACTOR * tiny.n_layers)]
-    sizes_: Kwargs = {"tokens": 8, "batch": 1, "dtype": torch.float32, "device": machine.device}
-    cases = [(config, sizes_ | {"training": training}) for training in (False, True) for config in depths]
-    durations = [[measure(config, **sizes, seconds=0.2).seconds for config, sizes in cases] for _ in range(rounds)]
+    cases = [(config, training) for training in (False, True) for config in depths]
+
+    def duration(config: DecoderConfig, training: bool) -> float:
+        measured = measure(
+            config, tokens=8, batch=1, dtype=torch.float32, training=training, device=machine.device, seconds=0.2
+        )
+        return measured.seconds
+
+    durations = [[duration(*case) for case in cases] for _ in range(rounds)]
     fastest = [min(times) for times in zip(*durations, strict=True)]
-    launches = [cost(config, **sizes).kernel_launches for config, sizes in cases]
+    launches = [
+        cost(config, tokens=8, training=training, device=machine.device).kernel_launches for config, training in cases
+    ]
     issue, begin = {}, {}
     for name, (small, deep) in (("forward", (0, 1)), ("training", (2, 3))):
         issue[name] = max(0.0, fastest[deep] - fastest[small]) / (launches[deep] - launches[small])
@@ -276,8 +283,9 @@ def measure(
     module = set_impl(build_module(model.build, str(device) if model.is_fresh else "cpu"), impl).to(
         device=device, dtype=dtype
     )
-    options: Kwargs = {"tokens": tokens, "batch": batch, "dtype": dtype, "device": device, "mask": mask}
-    inputs = example(module, model.label, **options, inputs=model.inputs)
+    inputs = example(
+        module, model.label, tokens=tokens, batch=batch, dtype=dtype, device=device, mask=mask, inputs=model.inputs
+    )
     with one_thread(device):
         step = _step(module, inputs, training)
         step()

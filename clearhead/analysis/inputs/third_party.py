@@ -50,14 +50,16 @@ def _transformers(model: ThirdParty) -> ModuleSpec | None:
     if vocab is None or "input_ids" not in names:
         return None
     max_len = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    common: Kwargs = {"inputs": Ids(vocab), "positions": True, "max_len": max_len}
+    ids = Ids(vocab)
     if config.is_encoder_decoder:
         # Only relative positions allow a shifted source, because positions cannot be passed to the encoder.
         is_relative = hasattr(config, "relative_attention_num_buckets")
         return ModuleSpec(
             model,
-            **common,
-            source=Ids(vocab),
+            inputs=ids,
+            source=ids,
+            positions=True,
+            max_len=max_len,
             run=_run_pair,
             mask=causal(),
             takes_padding=True,
@@ -73,7 +75,9 @@ def _transformers(model: ThirdParty) -> ModuleSpec | None:
     scalar = getattr(config, "query_pre_attn_scalar", None)
     return ModuleSpec(
         model,
-        **common,
+        inputs=ids,
+        positions=True,
+        max_len=max_len,
         run=partial(_run_ids, first=_first_position(model) if "position_ids" in names else None),
         mask=_pattern(config) if is_causal else full(),
         layers=getattr(config, "num_hidden_layers", None),
@@ -178,12 +182,19 @@ def _torch(module: nn.Module) -> ModuleSpec:
             return to_batch_first(model(source, x, src_key_padding_mask=source_padding, **masks))
         return to_batch_first(model(x, source, **masks))
 
-    name = f"torch.nn.{type(module).__name__}"
     vectors = Embeddings(width)
-    common: Kwargs = {"name": name, "inputs": vectors, "positions": False, "takes_padding": True}
-    if isinstance(module, _DECODERS):
-        return ModuleSpec(module, **common, run=run_decoder, source=vectors, mask=causal(), takes_target_padding=True)
-    return ModuleSpec(module, **common, run=run_encoder, mask=full())
+    is_decoder = isinstance(module, _DECODERS)
+    return ModuleSpec(
+        module,
+        name=f"torch.nn.{type(module).__name__}",
+        inputs=vectors,
+        source=vectors if is_decoder else None,
+        run=run_decoder if is_decoder else run_encoder,
+        mask=causal() if is_decoder else full(),
+        positions=False,
+        takes_padding=True,
+        takes_target_padding=is_decoder,
+    )
 
 
 # ---------------------------------------------------------------------- timm

@@ -241,19 +241,25 @@ def test_invalid_images_raise():
 
 
 @pytest.mark.bad_input
-def test_invalid_configurations_raise_config_error():
-    with pytest.raises(ConfigError, match="the same number in each"):
-        ConvNetConfig(filters=(8, 16, 32))
-    with pytest.raises(ConfigError, match="the same number in each"):
-        ConvNetConfig(filters=(), kernels=(), paddings=(), pools=())
-    with pytest.raises(ConfigError, match=r"pools is \(4, 0\); expected values, each a whole number of at least 1"):
-        ConvNetConfig(pools=(4, 0))
-    with pytest.raises(ConfigError, match=r"too small for layer conv2"):
-        ConvNetConfig(image_size=(8, 32))
-    with pytest.raises(ConfigError, match="n_classes is 0; expected a whole number of at least 1"):
-        ConvNetConfig(n_classes=0)
-    with pytest.raises(ConfigError, match="head"):
-        ConvNetConfig(head="linear")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"filters": (8, 16, 32)}, "the same number in each"),
+        ({"filters": (), "kernels": (), "paddings": (), "pools": ()}, "the same number in each"),
+        ({"pools": (4, 0)}, r"pools is \(4, 0\); expected values, each a whole number of at least 1"),
+        ({"image_size": (8, 32)}, "too small for layer conv2"),
+        ({"n_classes": 0}, "n_classes is 0; expected a whole number of at least 1"),
+        ({"head": "linear"}, "head"),
+    ],
+    ids=str,
+)
+def test_invalid_configuration_raises_config_error(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ConvNetConfig(**options)
+
+
+@pytest.mark.bad_input
+def test_all_convolution_without_linear_layer_raises():
     with pytest.raises(ConfigError, match=r"no linear layer to replace"):
         ConvNet(ConvNetConfig(head=PointwiseHead())).all_convolution()
 

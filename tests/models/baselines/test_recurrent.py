@@ -331,27 +331,38 @@ def test_gradients_pass_gradcheck(cell):
 # ---------------------------------------------------------------------- errors and storage
 
 
+ZEROS = torch.zeros(2, 3, dtype=torch.long)
+
+
 @pytest.mark.bad_input
-def test_invalid_input_raises():
-    model = build()
-    with pytest.raises(ShapeError, match=r"ids have shape \(5,\); expected \(batch, tokens\)"):
-        model(ids(5))
-    with pytest.raises(ShapeError, match="at least one token"):
-        model(ids(2, 0))
-    with pytest.raises(DtypeError, match=r"ids are torch\.float32"):
-        model(torch.rand(2, 3))
-    with pytest.raises(ShapeError, match="vocabulary has 23"):
-        model(torch.tensor([[VOCAB]]))
-    with pytest.raises(MaskError, match=r"got the mask causal\(\), which differs from query to query"):
-        model(ids(2, 3), mask=causal())
-    with pytest.raises(ShapeError, match="made for a batch of"):
-        model(ids(2, 3), mask=padding(torch.tensor([3, 2, 1])))
-    with pytest.raises(MaskTypeError, match="allow"):
-        model(ids(2, 3), mask=torch.ones(2, 3, dtype=torch.bool))
-    cache = RecurrentCache()
+@pytest.mark.parametrize(
+    ("x", "mask", "error", "message"),
+    [
+        (torch.zeros(5, dtype=torch.long), None, ShapeError, r"ids have shape \(5,\); expected \(batch, tokens\)"),
+        (torch.zeros(2, 0, dtype=torch.long), None, ShapeError, "at least one token"),
+        (torch.rand(2, 3), None, DtypeError, r"ids are torch\.float32"),
+        (torch.tensor([[VOCAB]]), None, ShapeError, "vocabulary has 23"),
+        (ZEROS, causal(), MaskError, r"got the mask causal\(\), which differs from query to query"),
+        (ZEROS, padding(torch.tensor([3, 2, 1])), ShapeError, "made for a batch of"),
+        (ZEROS, torch.ones(2, 3, dtype=torch.bool), MaskTypeError, "allow"),
+    ],
+    ids=["one dimension", "empty", "floats", "id", "causal", "batch of mask", "tensor as mask"],
+)
+def test_invalid_input_raises(x, mask, error, message):
+    with pytest.raises(error, match=message):
+        build()(x, mask=mask)
+
+
+@pytest.mark.bad_input
+def test_cache_of_another_batch_raises():
+    model, cache = build(), RecurrentCache()
     model(ids(2, 3), cache=cache)
     with pytest.raises(ShapeError, match=r"1 layers of \(2, 7\), expected 1 of \(5, 7\); a new batch or model"):
         model(ids(5, 3), cache=cache)
+
+
+@pytest.mark.bad_input
+def test_bidirectional_model_with_cache_raises():
     with pytest.raises(ConfigError, match="pass all of it at once"):
         build(task=Classify(3), bidirectional=True)(ids(2, 3), cache=RecurrentCache())
 
