@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _INDEX = r"\{[^{}]*\}|\([^()]*\)|[<>≤≥]?[A-Za-z0-9α-ωΑ-Ω′]+|∞"
 _POWER = r"\{[^{}]*\}|\([^()]*\)|[−-]?[A-Za-z0-9α-ωΑ-Ω]+"
 _SCRIPT = re.compile(rf"(?<!\s)(?:_({_INDEX})|\^({_POWER}))")
-_INDICES = re.compile(r"[a-z]|[abhijklmnpqrst]{2}")
+_INDICES = re.compile(r"[a-z]|[abcehijklmnpqrstuv]{2}")
 # Products of two variables that occur in sentences, next to any two letters before ᵀ or ².
 _PRODUCTS = "nd|kd|AV|PV|PX|XW|ZW|Wx|wx|ax"
 _SYMBOL = re.compile(rf"(?<![A-Za-z'’])([A-Za-z]|[A-Za-z]{{2}}(?=[ᵀ²])|{_PRODUCTS})(?![A-Za-z'’])")

@@ -41,6 +41,21 @@ def network(width: int) -> nn.Sequential:
 
 
 @claim(
+    HOMEWORK,
+    "1.5a",
+    statement="Convolutional networks maintain the two-dimensional spatial structure throughout the network.",
+    method="Sizes after every layer of the network of the final exam, for an image of 32 × 32.",
+    condition="'throughout' ends at the flattening (or a global pooling): the last layers have one vector per image",
+)
+def grid_throughout(t: Experiment) -> None:
+    x = torch.zeros(1, 1, 32, 32)
+    for layer in network(144):
+        x = layer(x)
+        size = " × ".join(map(str, x.shape[2:])) or "no grid"
+        t.record_case(type(layer).__name__, size, x.dim() == 4, in_scope=not isinstance(layer, nn.Flatten | nn.Linear))
+
+
+@claim(
     FINAL,
     "Part 1, Q4",
     statement="A 3 × 5 filter with strides 1 and 3 turns 128 × 128 into 126 × 42.",

@@ -226,13 +226,16 @@ def frobenius_last_step(t: Experiment) -> None:
 
 
 def jacobian_sizes(
-    t: Experiment, widths: tuple[int, ...], *, scaled: bool, n: int = 8, draws: int = 1000
+    t: Experiment, widths: tuple[int, ...], *, scaled: bool, deviation: float = 1.0, n: int = 8, draws: int = 1000
 ) -> tuple[list[float], list[float]]:
-    """Return the mean squared Frobenius norm of the Jacobian over random scores, and its standard error, by width."""
+    """Return the mean squared Frobenius norm of the Jacobian over random scores, and its standard error, by width.
+
+    The entries of queries and keys have the given standard deviation.
+    """
     sizes, errors = [], []
     for d in widths:
-        q = t.normal(draws, 1, d)
-        k = t.normal(draws, n, d)
+        q = deviation * t.normal(draws, 1, d)
+        k = deviation * t.normal(draws, n, d)
         a = ((q * k).sum(-1) / (math.sqrt(d) if scaled else 1.0)).softmax(-1)
         squares = a.square().sum(-1)
         norms = squares - 2 * a.pow(3).sum(-1) + squares.square()  # ‖diag(a) − a aᵀ‖² = Σ a² − 2 Σ a³ + (Σ a²)²
@@ -271,6 +274,24 @@ def scaled_gradients_stable(t: Experiment) -> None:
     sizes, errors = jacobian_sizes(t, (8, 64, 512), scaled=True)
     t.note(f"largest standard error {max(errors):.4f}")
     t.record_case("E‖J‖² at d = 8 … 512", join_numbers(sizes, ".4f"), max(sizes) / min(sizes) < 1.25)
+
+
+@claim(
+    HOMEWORK,
+    "1.1b, choice of β",
+    statement="Scaling by 1/√d keeps gradients well-behaved during training.",
+    method=(
+        "1,000 random draws of width 64, 8 keys, with the scale: the mean squared Jacobian for entries of standard "
+        "deviation 1, as at the start, and for larger ones, as training can make them. It may fall by a quarter."
+    ),
+    condition="queries and keys keep entries of variance about 1; larger ones saturate the softmax all the same",
+)
+def scale_in_training(t: Experiment) -> None:
+    (start,), _ = jacobian_sizes(t, (64,), scaled=True)
+    for deviation in (1.1, 2.0, 4.0):
+        (size,), _ = jacobian_sizes(t, (64,), scaled=True, deviation=deviation)
+        case_name = f"entries of standard deviation {deviation:g}: E‖J‖², against {start:.4f} at the start"
+        t.record_case(case_name, f"{size:.4f}", size > 0.75 * start, in_scope=deviation < 1.2)
 
 
 @claim(

@@ -259,6 +259,21 @@ def combination_of_others(t: Experiment) -> None:
     t.correction(correct, all(is_combination_of_all(rows) for _, rows in self_weights()))
 
 
+@claim(
+    HOMEWORK,
+    "1.4a.3, attention weights",
+    statement="The weights by which a position combines the others are learned attention weights.",
+    method="The weights of one layer with fixed parameters for two inputs of 5 tokens: do they differ?",
+)
+def attention_weights_learned(t: Experiment) -> None:
+    w_q, w_k = t.normal(4, 4), t.normal(4, 4)
+    first, second = (single_head_attention(x @ w_q, x @ w_k) for x in (t.normal(5, 4), t.normal(5, 4)))
+    change = max_abs_diff(first, second)
+    t.assert_below("same parameters, two inputs: largest difference of a weight", change, 1e-9, "{:.2f}")
+    correct = "The projections are learned; the weights are computed with them from each input."
+    t.correction(correct, change > 1e-3 and w_q.shape == w_k.shape == (4, 4))
+
+
 def self_weights() -> list[tuple[exact.Matrix, exact.Matrix]]:
     """Return sequences of tokens with the self-attention weights of each."""
     sequences = [exact.matrix(rows) for rows in ("1 0", "1 0; 1 0", "1 0; 1 0; 1 0", "1 0; 0 1; 1 1")]

@@ -185,6 +185,9 @@ def test_runs_split_scripts_and_variables():
     assert script("‖w‖_∞")[-1] == ("∞", -1, False)
     assert script("p_(i,2l)")[1:][0] == ("i", -1, True)
     assert script("_k")[-1] == ("k", -1, True)
+    assert [part for part in script("δ_ce, q_uv and d_ff") if part[1]] == [
+        ("ce", -1, True), ("uv", -1, True), ("ff", -1, False),
+    ]  # fmt: skip
     assert script("A", is_formula=True) == [("A", 0, True)]
     assert script("option A") == [("option A", 0, False)]
     assert script("1.3d, ImageNet-1k by ViT-L/16: 1.4e-03") == [("1.3d, ImageNet-1k by ViT-L/16: 1.4e-03", 0, False)]

@@ -121,6 +121,8 @@ MUTATIONS = [
     ("score-variance", scores_and_scaling, "moments_of_equal_vectors", lambda d: (0, d), HOLDS),
     ("weights-by-content", permutation, "single_head_attention", lambda q, k: (q @ k.T).softmax(-1), DOES_NOT_HOLD),
     ("every-token-attends", masks, "causal", masks.full, HOLDS),
+    ("grid-throughout", convnet, "network", lambda width: REAL_NETWORK(width)[:4], HOLDS),
+    ("scale-in-training", scores_and_scaling, "jacobian_sizes", lambda *_, **__: ([0.1], [0.0]), HOLDS),
     ("specialization-redundancy", multihead, "jacobian_row", lambda y, x: 0 * x, DOES_NOT_HOLD),
     ("head-parameters", multihead, "parameters", lambda d, h: dict.fromkeys(
         ("q_proj", "k_proj", "v_proj", "o_proj"), d * d + d), DOES_NOT_HOLD),
