@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead._core.plotting import new_figure, save_figure
+from clearhead._core.plotting import new_figure, plot_style, save_figure
 from clearhead.analysis.cost import AttentionSizes, Machine, cost
 from clearhead.analysis.cost.measure import measure_machine
 from clearhead.analysis.cost.predict import set_impl
@@ -100,6 +100,7 @@ def _time(layer: nn.Module, x: Tensor, seconds: float) -> float:
         return time_of(lambda: layer(x), seconds=seconds)
 
 
+@plot_style()
 def plot_scaling(result: ScalingResult, path: str | Path) -> Path:
     """Plot predicted and measured time against length on logarithmic axes, to a PNG, SVG or PDF file."""
     figure = new_figure(7.0, 4.6)

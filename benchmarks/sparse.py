@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.results import Row, machine, reading, write
 from benchmarks.sparse_flex import Key, compile_ahead, flex_attention_under
 from clearhead._core.caches import clear_caches
-from clearhead._core.plotting import new_figure, save_figure
+from clearhead._core.plotting import new_figure, plot_style, save_figure
 from clearhead.analysis.cost.timing import milliseconds, seconds
 from clearhead.attention.attend import attend
 from clearhead.attention.inputs import AttentionInputs
@@ -331,6 +331,7 @@ def options_for(device: str, *, smoke: bool, flex: bool, seconds: float) -> Opti
 # ---------------------------------------------------------------------- plot of a results file
 
 
+@plot_style()
 def draw_sparse(results: Path, path: Path) -> Path:
     """Plot relative time against density to a PNG or SVG file: a panel per size in two columns, with the ideal time."""
     with reading(results, "results", f"write it with `python -m benchmarks sparse --out {results}`"):

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.results import Row, machine, reading, versions
 from clearhead._core.atomic_io import write_atomically
-from clearhead._core.plotting import new_figure, save_figure
+from clearhead._core.plotting import new_figure, plot_style, save_figure
 from clearhead._core.validation import check_int
 from clearhead.errors import ConfigError, StorageError
 
@@ -279,6 +279,7 @@ def _format_value(value: float | None) -> str:
 # ---------------------------------------------------------------------- plot of a study
 
 
+@plot_style()
 def draw_study(record: Record, path: Path) -> Path:
     """Plot the rows of a study to a PNG or SVG file: one panel per facet, one line or group of bars per series.
 

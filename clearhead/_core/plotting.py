@@ -1,26 +1,111 @@
-"""Figures drawn with matplotlib to PNG, SVG or PDF without a display."""
+"""Figures drawn with matplotlib to PNG, SVG or PDF without a display, in one style with a light and a dark theme."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clearhead._core.atomic_io import write_atomically
-from clearhead.errors import StorageError, optional_dependency
+from clearhead.errors import ConfigError, StorageError, optional_dependency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+STYLES = Path(__file__).parent / "styles"
+"""Folder of the style files, which can also be passed to `matplotlib.style.use`."""
+
+_THEME: ContextVar[str] = ContextVar("theme", default="light")
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colors that a style file cannot name.
+
+    Attributes:
+        ink: Text.
+        soft: Secondary text.
+        heat: Positive values.
+        low: Negative values.
+        shades: Color stops from zero to the largest value.
+        negative: Color stops from the largest negative value to zero.
+        missing: Cells without a value.
+    """
+
+    ink: str
+    soft: str
+    heat: str
+    low: str
+    shades: tuple[str, ...]
+    negative: tuple[str, ...]
+    missing: str
+
+
+_PALETTES: dict[str, Palette] = {
+    "light": Palette(
+        ink="#1c2127",
+        soft="#5f6873",
+        heat="#1d5fa8",
+        low="#e08a4a",
+        shades=("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566"),
+        negative=("#8a3b06", "#e08a4a", "#ffffff"),
+        missing="#f0f1f3",
+    ),
+    "dark": Palette(
+        ink="#e8e6e1",
+        soft="#9aa3ad",
+        heat="#6cb2ee",
+        low="#f0a35e",
+        shades=("#1a1e24", "#1f3347", "#2a5378", "#3f7fb5", "#6cb2ee", "#cfe6fb"),
+        negative=("#ffd9b0", "#c9762f", "#1a1e24"),
+        missing="#22272e",
+    ),
+}
+
+
+@contextmanager
+def plot_style(theme: str | None = None) -> Iterator[None]:
+    """Draw in the style of the package, for a light or a dark page; also a decorator of functions that draw.
+
+    Args:
+        theme: "light" or "dark"; by default the theme of the surrounding context, or light outside of all contexts.
+
+    Raises:
+        ConfigError: The theme does not exist.
+        MissingDependencyError: matplotlib is not installed.
+    """
+    with optional_dependency("drawing needs matplotlib: pip install 'clearhead[plot]'"):
+        import matplotlib
+    theme = theme or _THEME.get()
+    if theme not in _PALETTES:
+        raise ConfigError(f"unknown theme {theme!r}; expected light or dark")
+    previous = _THEME.set(theme)
+    try:
+        with matplotlib.rc_context(fname=STYLES / f"{theme}.mplstyle"):
+            yield
+    finally:
+        _THEME.reset(previous)
+
+
+def palette() -> Palette:
+    """Return the colors of the current theme."""
+    return _PALETTES[_THEME.get()]
+
+
+@plot_style()
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of the given size in inches, without a window or global state."""
-    with optional_dependency("drawing needs matplotlib: pip install 'clearhead[plot]'"):
-        from matplotlib.figure import Figure
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def render_figure(figure: Figure, ending: str, *, dpi: int = 120, svg_fonts: str = "none") -> bytes:

@@ -20,6 +20,8 @@ from clearhead.cli.options import (
     Json,
     ModelCommand,
     Penalty,
+    Theme,
+    ThemeName,
     argument,
     decoding_strategy,
     load_kwargs,
@@ -61,6 +63,7 @@ def inspect_model(
     ] = None,
     html: Annotated[Path | None, option("Write a page with all layers and heads to this file.")] = None,
     out: Annotated[Path | None, option("Write a figure: .png, .svg or .pdf.", "--out", "-o")] = None,
+    theme: Theme = ThemeName.light,
     target_token: Annotated[str | None, option("Target token or its id. Default: the most likely token.")] = None,
     baseline_token: Annotated[str | None, option("Token whose logit is subtracted from the target's.")] = None,
     corrupted: Annotated[str | None, option("A corrupted input of the same length, for activation patching.")] = None,
@@ -83,6 +86,7 @@ def inspect_model(
     The forward pass uses its fast path; attention weights are recomputed from the inputs of each layer. Further views:
     lens (predictions of each layer), attribution (contributions of heads and layers to the target logit), patching
     (with --corrupted), ablation, induction, vectors (token embeddings in two dimensions)."""
+    from clearhead._core.plotting import plot_style
     from clearhead.analysis import save_page
     from clearhead.analysis.views import figures
     from clearhead.cli.inspect_views import ViewSettings, model_inspection, module_inspection, show_analysis
@@ -112,7 +116,7 @@ def inspect_model(
             granularity=granularity,
             modules=modules,
         )
-        return show_analysis(inspection, view, settings, html=html, out=out, json=json)
+        return show_analysis(inspection, view, settings, html=html, out=out, theme=theme.value, json=json)
     report = inspection.report()
     attention_map = choose_map(report, layer)
     if head is not None:
@@ -121,7 +125,8 @@ def inspect_model(
     if html is not None:
         save_page(report, html)
     if out is not None:
-        figures.save(_drawings(report, attention_map, view, head, query)[2](), out)
+        with plot_style(theme.value):
+            figures.save(_drawings(report, attention_map, view, head, query)[2](), out)
     if json:
         selection = {"path": attention_map.path, "head": head, "weights": attention_map.weights(head).tolist()}
         return show_json(report.to_dict() | {"shown": selection})

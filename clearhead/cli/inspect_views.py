@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import analysis, hub
 from clearhead._core.json_types import JSONObject
+from clearhead._core.plotting import plot_style
 from clearhead.analysis import AttentionReport, LogitMetric, ModelInputs
 from clearhead.analysis.checks import spec_for
 from clearhead.analysis.inputs.model_inputs import run_logits
@@ -151,14 +152,22 @@ def parse_ids(text: str, vocab_size: int) -> list[int]:
 
 
 def show_analysis(
-    inspection: Inspection, view: str, settings: ViewSettings, *, html: Path | None, out: Path | None, json: bool
+    inspection: Inspection,
+    view: str,
+    settings: ViewSettings,
+    *,
+    html: Path | None,
+    out: Path | None,
+    theme: str,
+    json: bool,
 ) -> None:
     """Show one view in the terminal, as JSON, as a figure or as a page."""
     title, document, charts = _VIEWS[view](inspection, settings)
     if html is not None:
         analysis.save_page(charts, html, title=title)
     if out is not None:
-        figures.save(figures.chart(charts[0]), out)
+        with plot_style(theme):
+            figures.save(figures.chart(charts[0]), out)
     if json:
         return show_json({"title": title, "view": view, **document})
     print_wrapped(title)

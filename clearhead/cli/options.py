@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 
 import typer
@@ -80,6 +81,8 @@ Factory = Annotated[
 ]
 Json = Annotated[bool, option("Print one JSON document instead of text.", "--json")]
 
+ThemeName = StrEnum("ThemeName", "light dark")
+Theme = Annotated[ThemeName, option("Colors of figures: for a light or a dark page.")]
 Device = Annotated[str, option("cpu, cuda or auto (a GPU if available).")]
 Dtype = Annotated[str, option("float32, bfloat16, float16 or float64.")]
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import app
-from clearhead.cli.options import argument, option
+from clearhead.cli.options import Theme, ThemeName, argument, option
 from clearhead.cli.output import FIGURES, print_line, writing
 
 plot = typer.Typer(help="Draw a figure to a PNG or SVG file.", no_args_is_help=True)
@@ -24,11 +24,13 @@ def schedule(
     warmup: Annotated[int, option("Number of warm-up steps.", min=0)] = 4000,
     total: Annotated[int, option("Total number of steps.", min=1)] = 100_000,
     out: Out = Path("schedule.png"),
+    theme: Theme = ThemeName.light,
 ) -> None:
     """Plot a learning-rate schedule: linear warm-up, then cosine decay (CENG 403, Transformers and Attention, Q7a)."""
+    from clearhead._core.plotting import plot_style
     from clearhead.training import WarmupCosine, draw_schedule
 
-    with writing(out, FIGURES):
+    with writing(out, FIGURES), plot_style(theme.value):
         draw_schedule(WarmupCosine(lr_max, warmup, total), total, out)
     print_line(f"written to {out}")
 
@@ -37,11 +39,14 @@ def schedule(
 def run_(
     folder: Annotated[Path, argument("Run folder.")],
     out: Annotated[Path | None, option("Output file. Default: loss.png in the run folder.", "--out", "-o")] = None,
+    theme: Theme = ThemeName.light,
 ) -> None:
     """Plot loss and learning rate of a run."""
+    from clearhead._core.plotting import plot_style
     from clearhead.training import draw_run
 
-    with writing(out or folder / "loss.png", FIGURES) if folder.is_dir() else nullcontext():
+    checked = writing(out or folder / "loss.png", FIGURES) if folder.is_dir() else nullcontext()
+    with checked, plot_style(theme.value):
         path = draw_run(folder, out)
     print_line(f"written to {path}")
 
@@ -51,12 +56,13 @@ def positions(
     length: Annotated[int, option("Number of positions.", min=1, max=1 << 16)] = 100,
     width: Annotated[int, option("Model dimension.", min=2, max=1 << 16)] = 128,
     out: Out = Path("positions.png"),
+    theme: Theme = ThemeName.light,
 ) -> None:
     """Plot sinusoidal positions and their similarity by distance."""
-    from clearhead._core.plotting import new_figure, save_figure
+    from clearhead._core.plotting import new_figure, plot_style, save_figure
     from clearhead.nn.positions import Sinusoidal
 
-    with writing(out, FIGURES):
+    with writing(out, FIGURES), plot_style(theme.value):
         waves = Sinusoidal().table(length, width)
         figure = new_figure(10, 4)
         table_axes, similarity_axes = figure.subplots(1, 2)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clearhead._core.plotting import new_figure, save_figure
+from clearhead._core.plotting import new_figure, plot_style, save_figure
 from clearhead.errors import StorageError
 from clearhead.training.callbacks import read_log
 from clearhead.training.schedules import LRSchedule
 
 
+@plot_style()
 def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
     """Plot training and validation loss and the learning rate of a run.
 
@@ -35,11 +36,12 @@ def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
         losses.plot(*curve("valid", "loss"), label="validation", marker="o", markersize=3)
     losses.set_ylabel("loss (nats per label)")
     losses.legend(frameon=False)
-    rates.plot(*curve("train", "lr"), color="tab:green", linewidth=1)
+    rates.plot(*curve("train", "lr"), color="C2", linewidth=1)
     rates.set(xlabel="step", ylabel="learning rate")
     return save_figure(figure, run / "loss.png" if path is None else Path(path))
 
 
+@plot_style()
 def draw_schedule(schedule: LRSchedule, total_steps: int, path: Path | str) -> Path:
     """Plot the learning rate of a schedule and return the path of the image.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clearhead._core.plotting import new_figure, render_figure
+from clearhead._core.plotting import new_figure, palette, plot_style, render_figure
 from clearhead._core.shapes import Float
 from clearhead.analysis.measures import ValueWeightedNorm, check_labels, check_patches
 from clearhead.analysis.views.attention_map import AttentionMap
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LABELLED = 64  # maximum number of tokens with a label each
-_INK, _SOFT, _HEAT, _LOW = "#1c2127", "#5f6873", "#1d5fa8", "#e08a4a"
 
 
+@plot_style()
 def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
     """Draw a heat map: queries down, keys across, darker for more weight."""
     check_labels(weights, rows, columns)
@@ -36,21 +36,23 @@ def heat(weights: Float[Tensor, "T S"], rows: Sequence[str], columns: Sequence[s
     figure, axes = _plot(width, height, title)
     aspect = "equal" if max(T, S) <= 3 * min(T, S) else "auto"
     image = axes.imshow(weights.detach().float().cpu().numpy(), cmap=_shades(), vmin=0, aspect=aspect)
-    axes.tick_params(length=0, labelsize=9, colors=_INK)
+    axes.tick_params(length=0, labelsize=9, colors=palette().ink)
     axes.spines[:].set_visible(False)
     if max(T, S) <= _LABELLED:
         axes.xaxis.tick_top()
         axes.set_xticks(range(S), [_plain(c) for c in columns], rotation=50, ha="left", rotation_mode="anchor")
         axes.set_yticks(range(T), [_plain(r) for r in rows])
-    else:
-        axes.set_xlabel("keys", fontsize=8)
-        axes.set_ylabel("queries", fontsize=8)
+    axes.set_xlabel("keys", fontsize=8)
+    axes.set_ylabel("queries", fontsize=8)
+    axes.xaxis.set_label_position("bottom")
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=18, pad=0.03)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=7, colors=_SOFT, length=0)
+    bar.ax.tick_params(labelsize=7, colors=palette().soft, length=0)
+    bar.set_label("weight", fontsize=8)
     return figure
 
 
+@plot_style()
 def head_grid(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
     """Draw small heat maps: one row per layer, one column per head, each with its label."""
     n_columns = max(attention_map.n_heads for attention_map in maps)
@@ -63,11 +65,14 @@ def head_grid(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
                 continue
             axes.imshow(head_maps[head].sqrt().numpy(), cmap=_shades(), aspect="auto", vmin=0)
             axes.set_title(
-                f"{attention_map.layer}.{head} {attention_map.summary.labels[head].name}", fontsize=6, color=_SOFT
+                f"{attention_map.layer}.{head} {attention_map.summary.labels[head].name}",
+                fontsize=6,
+                color=palette().soft,
             )
     return figure
 
 
+@plot_style()
 def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequence[str], *, title: str = "") -> Figure:
     """Draw lines from queries on the left to keys on the right, stronger for more weight; one color per head."""
     if max(len(rows), len(columns)) > _LABELLED:
@@ -85,7 +90,7 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
     axes.set_axis_off()
     query_y = [i + (n_rows - len(rows)) / 2 for i in range(len(rows))]
     key_y = [i + (n_rows - len(columns)) / 2 for i in range(len(columns))]
-    colors: list[object] = [_HEAT]
+    colors: list[object] = [palette().heat]
     if weights.dim() > 2:  # one hue per head, of similar lightness
         colors = [hls_to_rgb(i / len(weights), 0.4 if i % 2 else 0.52, 0.75) for i in range(len(weights))]
     weights = weights.detach().float().cpu().reshape(-1, len(rows), len(columns))
@@ -104,11 +109,12 @@ def arcs(weights: Float[Tensor, "*H T S"], rows: Sequence[str], columns: Sequenc
         figure.legend(loc="outside lower center", ncols=min(4, len(colors)), fontsize=7, frameon=False)
     for x, side, ys, labels in ((-0.03, "right", query_y, rows), (1.03, "left", key_y, columns)):
         for y, label in zip(ys, labels, strict=True):
-            axes.text(x, y, _plain(label), ha=side, va="center", fontsize=9, color=_INK)
+            axes.text(x, y, _plain(label), ha=side, va="center", fontsize=9, color=palette().ink)
     axes.set(xlim=(-0.5, 1.5), ylim=(n_rows - 0.4, -0.6))
     return figure
 
 
+@plot_style()
 def chart(chart: Chart | PCAProjection) -> Figure:
     """Draw a chart as colored cells or bars, or a projection as labeled points.
 
@@ -123,20 +129,20 @@ def chart(chart: Chart | PCAProjection) -> Figure:
     height = 1.3 + 0.33 * len(chart.rows)
     figure, axes = _plot(max(4.2, min(24.0, width)), max(2.0, min(14.0, height)), _plain(chart.title))
     shades = chart.shades()
-    colors = _shades(("#8a3b06", _LOW, "#ffffff", "#5c98cf", "#0c3566")) if chart.signed else _shades()
+    colors = _shades(signed=chart.signed)
     axes.imshow(shades.numpy(), cmap=colors, vmin=-1 if chart.signed else 0, vmax=1, aspect="auto")
     for i, (row, values) in enumerate(zip(chart.cells(), shades.tolist(), strict=True)):
         for j, (word, value) in enumerate(zip(row, values, strict=True) if has_labels else ()):
             text = word if len(word) <= 9 else word[:8] + "…"
-            color = "white" if abs(value) > 0.6 else _INK
+            color = "white" if abs(value) > 0.6 else palette().ink
             axes.text(j, i, _plain(text), ha="center", va="center", fontsize=8, color=color)
-    axes.tick_params(length=0, labelsize=8, colors=_INK)
+    axes.tick_params(length=0, labelsize=8, colors=palette().ink)
     axes.spines[:].set_visible(False)
     if len(chart.columns) <= _LABELLED:
         names = [_plain(column) for column in chart.columns]
         axes.set_xticks(range(len(names)), names, rotation=45 if any(len(n) > 3 for n in names) else 0, ha="right")
     axes.set_yticks(range(len(chart.rows)), [_plain(row) for row in chart.rows])
-    axes.set_xlabel(chart.note, fontsize=7, color=_SOFT)
+    axes.set_xlabel(chart.note, fontsize=7, color=palette().soft)
     return figure
 
 
@@ -144,12 +150,17 @@ def _bars(chart: Chart) -> Figure:
     """Draw a horizontal bar chart."""
     figure, axes = _plot(5.6, max(1.8, 0.26 * len(chart.rows) + 0.9), _plain(chart.title), size=9)
     values = chart.values[:, 0].tolist()
-    axes.barh(range(len(values)), values, color=[_HEAT if value > 0 else _LOW for value in values], height=0.65)
-    axes.axvline(0, color=_SOFT, linewidth=0.6)
+    axes.barh(
+        range(len(values)),
+        values,
+        color=[palette().heat if value > 0 else palette().low for value in values],
+        height=0.65,
+    )
+    axes.axvline(0, color=palette().soft, linewidth=0.6)
     axes.set_yticks(range(len(values)), [_plain(name) for name in chart.rows], fontsize=8)
     axes.invert_yaxis()
     axes.margins(y=0.01)
-    axes.set_xlabel(chart.note or chart.columns[0], fontsize=7, color=_SOFT)
+    axes.set_xlabel(chart.note or chart.columns[0], fontsize=7, color=palette().soft)
     axes.tick_params(labelsize=8, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     return figure
@@ -159,14 +170,15 @@ def _scatter(projection: PCAProjection) -> Figure:
     """Draw labeled points in two dimensions."""
     figure, axes = _plot(6.4, 5.6, projection.title, size=9)
     x, y = projection.points.T.tolist()
-    axes.scatter(x, y, s=8, color=_HEAT, alpha=0.6, linewidth=0)
+    axes.scatter(x, y, s=8, color=palette().heat, alpha=0.6, linewidth=0)
     for px, py, label in zip(x, y, projection.names, strict=True):
-        axes.annotate(_plain(label), (px, py), (2, 2), textcoords="offset points", fontsize=7, color=_INK)
-    axes.tick_params(labelsize=7, colors=_SOFT, length=0)
+        axes.annotate(_plain(label), (px, py), (2, 2), textcoords="offset points", fontsize=7, color=palette().ink)
+    axes.tick_params(labelsize=7, colors=palette().soft, length=0)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
+@plot_style()
 def measures(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
     """Draw entropy and distance of every head by layer; colors are the labels."""
     figure = _figure(8.4, 3.6, title)
@@ -192,6 +204,7 @@ def measures(maps: Sequence[AttentionMap], *, title: str = "") -> Figure:
     return figure
 
 
+@plot_style()
 def norms(norms: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
     """Draw the norm of the residual stream after each block: mean over tokens, with the range."""
     if not norms:
@@ -207,8 +220,8 @@ def norms(norms: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
         mean = [float(norm.mean()) for norm in stack_norms]
         high = [float(norm.max()) for norm in stack_norms]
         labels = ("minimum to maximum", "mean") if not number else (None, None)
-        axes.fill_between(indices, low, high, color=_HEAT, alpha=0.2, linewidth=0, label=labels[0])
-        axes.plot(indices, mean, "o-", color=_HEAT, markersize=4, label=labels[1])
+        axes.fill_between(indices, low, high, color=palette().heat, alpha=0.2, linewidth=0, label=labels[0])
+        axes.plot(indices, mean, "o-", color=palette().heat, markersize=4, label=labels[1])
     axes.set_xticks(positions, [path for path, _ in norms], rotation=30, ha="right", fontsize=7)
     axes.set_ylim(bottom=0)
     _ruled(axes, "norm of the residual stream")
@@ -216,6 +229,7 @@ def norms(norms: Sequence[tuple[str, Tensor]], *, title: str = "") -> Figure:
     return figure
 
 
+@plot_style()
 def contribution_bars(contributions: Sequence[ValueWeightedNorm], columns: Sequence[str], *, title: str = "") -> Figure:
     """Draw one bar per contribution: key, head and share."""
     shares = [
@@ -228,6 +242,7 @@ def contribution_bars(contributions: Sequence[ValueWeightedNorm], columns: Seque
     return _bars(bar_chart(title, shares, "share of the value-weighted norms of all keys and heads, %"))
 
 
+@plot_style()
 def patches(
     image: Tensor, weights: Float[Tensor, "H N"], grid: tuple[int, int], *, query: int | None = None, title: str = ""
 ) -> Figure:
@@ -254,7 +269,7 @@ def patches(
             relative = (weights[number - 1] / weights[number - 1].max().clamp(min=1e-12)).view(rows, columns)
             alpha = (0.75 * relative.sqrt()).numpy()
             axes.imshow(torch.ones(rows, columns).numpy(), cmap="autumn", vmin=0, vmax=1.4, alpha=alpha, extent=extent)
-        axes.set_title("image" if not number else f"head {number - 1}", fontsize=7, color=_SOFT)
+        axes.set_title("image" if not number else f"head {number - 1}", fontsize=7, color=palette().soft)
         if query is not None:
             corner = (query % columns * patch_width, query // columns * patch_height)
             axes.add_patch(Rectangle(corner, patch_width, patch_height, fill=False, edgecolor="#ff5a1f", linewidth=1.5))
@@ -272,7 +287,7 @@ def save(figure: Figure, path: str | Path) -> Path:
 def _figure(width: float, height: float, title: str, *, size: int = 10) -> Figure:
     figure: Figure = new_figure(width, height)
     if title:
-        figure.suptitle(title, fontsize=size, color=_INK)
+        figure.suptitle(title, fontsize=size, color=palette().ink)
     return figure
 
 
@@ -290,10 +305,13 @@ def _ruled(axes: Any, label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _shades(stops: Sequence[str] = ("#ffffff", "#dde8f4", "#a9c8e6", "#5c98cf", "#1d5fa8", "#0c3566")) -> Any:
+def _shades(*, signed: bool = False) -> Any:
+    """Return the color map of the current theme, from zero or from negative values."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("clearhead", stops).with_extremes(bad="#f0f1f3")
+    colors = palette()
+    stops = [*colors.negative, colors.shades[3], colors.shades[5]] if signed else list(colors.shades)
+    return LinearSegmentedColormap.from_list("clearhead", stops).with_extremes(bad=colors.missing)
 
 
 def _plain(label: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from clearhead._core.plotting import new_figure, render_inline_svg
+from clearhead._core.plotting import new_figure, plot_style, render_inline_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +51,7 @@ class Lines:
         over = f"{self.y_label} over {self.x_label}, {self.x[0]:g} … {self.x[-1]:g}"
         return "\n".join([*textwrap.wrap(f"{self.title} ({over})", width), *rows])
 
+    @plot_style()
     def svg(self) -> str:
         """Return the curves with axes and a legend, as an SVG element."""
         figure = new_figure(5.8, 3.2)
@@ -109,6 +110,7 @@ class MatrixFigure:
         lines = ["".join(" ░▒▓█"[shade] * 2 for shade in row) for row in shades]
         return "\n".join([*textwrap.wrap(self.title, width), *lines])
 
+    @plot_style()
     def svg(self) -> str:
         """Return the matrix as an SVG element; cells that are large enough contain their values."""
         n_rows = len(self.rows)
