@@ -32,6 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.views.page import read_assets, script_module
+from clearhead.analysis.walkthrough.walkthrough import WALK_SCRIPTS
 from clearhead.errors import StorageError
 from clearhead.explorer.request import ACTIONS
 from clearhead.explorer.worker_pool import BusyError, Job, ServerLimits, WorkerPool
@@ -152,7 +153,7 @@ def _rejection(scope: Scope, address: ServerAddress) -> tuple[int, str] | None:
 def create_app(address: ServerAddress, pool: WorkerPool) -> ASGIApp:
     """Return the server as an ASGI application."""
     files: dict[str, bytes | str] = {path.name: path.read_bytes() for path in _PAGE.iterdir()}
-    files |= {"report.js": script_module(), "walkthrough.js": script_module("walk.js")}
+    files |= {"report.js": script_module(), "walkthrough.js": script_module(*WALK_SCRIPTS)}
     files[_SOUND.name] = _SOUND.read_bytes()
     files["report.css"] = read_assets("page.css", "walk.css")
 

@@ -45,6 +45,13 @@ def test_walk_of_decoders_and_vision_transformers_contains_their_steps(cli, mode
     assert cli("walk", model, text or picture).code == 0
 
 
+@pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.pdf", b"%PDF"), ("a.png", b"\x89PNG")])
+def test_walk_writes_the_architecture(cli, tmp_path, name, start):
+    path = tmp_path / name
+    assert str(path) in cli("walk", "sort-dedup", "D A A", "--out", path, "--theme", "dark").out
+    assert path.read_bytes().startswith(start)
+
+
 def test_walk_generates_max_new_tokens(cli):
     result = cli("walk", "shakespeare", "ROMEO:", "--max-new-tokens", 3, "--json").json
     assert len(result["predictions"]) == 3

@@ -231,14 +231,15 @@ class PatchView {
     Object.assign(this, context);
     const { height, width } = data.image, side = width > 2 * height ? 960 : 480;
     this.canvas = make("canvas", { width: side, height: Math.round((side * height) / width), tabIndex: 0, role: "img" });
-    this.canvas.setAttribute("aria-label", "Image patches, highlighted by the weights of the selected patch. Arrow keys select a patch.");
+    const isSound = this.attentionMap.grid[0] === 1, [what, part] = isSound ? ["Mel spectrogram", "frame"] : ["Input image", "patch"];
+    this.canvas.setAttribute("aria-label", `${what}, highlighted by the weights of the selected ${part}. Arrow keys select a ${part}.`);
     const plain = make("canvas", { width: this.canvas.width, height: this.canvas.height, role: "img", className: "plain" });
-    plain.setAttribute("aria-label", "The input image.");
+    plain.setAttribute("aria-label", `${what}.`);
     const pen = plain.getContext("2d");
     pen.imageSmoothingEnabled = false;
     pen.drawImage(photograph(), 0, 0, plain.width, plain.height);
     const titled = (title, canvas) => make("figure", {}, canvas, make("figcaption", { textContent: title }));
-    box.replaceChildren(make("div", { className: "patches" }, titled("Input image", plain), titled("Attention of the selected patch", this.canvas)));
+    box.replaceChildren(make("div", { className: isSound ? "patches sound" : "patches" }, titled(what, plain), titled(`Attention of the selected ${part}`, this.canvas)));
     this.listen();
     this.shade(this.row);
   }

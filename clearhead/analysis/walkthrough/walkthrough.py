@@ -39,10 +39,14 @@ from clearhead.hub.translate import translations
 from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.nn.modes import eval_mode, iter_modules
 
+WALK_SCRIPTS = ("architecture.js", "walk.js")
 TOP_K = 5
 NEW_TOKENS = 8  # for open-ended text
 SIDE = 64  # maximum cells per side of a matrix in JSON
 _NUMBERS = 4096  # values of the vectors of one step in JSON, over all tokens
+_ALL_NUMBERS = (
+    400_000  # values of the vectors of all steps in JSON, from which each step gets whole vectors if they fit
+)
 _LEAST, _MOST = 8, 64  # minimum and maximum values of one vector in JSON
 _ROWS = 256  # tokens whose vectors are included
 
@@ -120,13 +124,14 @@ class Walkthrough:
         return [_section(self.steps, list(numbers)) for _, numbers in together]
 
     def to_dict(self) -> JSONObject:
-        """Return everything as JSON data: the first values of vectors, and matrices up to 64 × 64."""
+        """Return everything as JSON data: vectors (long ones without their last values), and matrices up to 64 × 64."""
+        budget = _ALL_NUMBERS // max(1, sum(step.kind == "vectors" for step in self.steps))
         return {"title": self.title, "model": self.model, "kind": self.kind} | {
             "metadata": dict(self.metadata),
             "sizes": dict(self.sizes),
             "symbols": texts()["symbols"],
             "sections": [asdict(section) for section in self.sections],
-            "steps": [_step_to_dict(step) for step in self.steps],
+            "steps": [_step_to_dict(step, budget) for step in self.steps],
             "predictions": [asdict(prediction) for prediction in self.predictions],
         }
 
@@ -137,7 +142,7 @@ class Walkthrough:
     def html(self) -> str:
         """Return the walkthrough as one self-contained page."""
         return render_template(
-            "walk.html", self.title, self.to_dict(), styles=("page.css", "walk.css"), scripts=("walk.js",)
+            "walk.html", self.title, self.to_dict(), styles=("page.css", "walk.css"), scripts=WALK_SCRIPTS
         )
 
     def __str__(self) -> str:
@@ -341,8 +346,8 @@ class _WalkthroughRun:
         return Walkthrough(title=title, model=self._name, kind=kind, metadata=metadata, **generated)
 
 
-def _step_to_dict(step: WalkthroughStep) -> JSONObject:
-    """Return a step as JSON data, with truncated values."""
+def _step_to_dict(step: WalkthroughStep, budget: int) -> JSONObject:
+    """Return a step as JSON data; vectors are truncated to about `budget` values over all tokens, but not below 8."""
     plain = {**vars(step), "kind": step.kind, "shape": step.shape}
     x = plain.pop("values")
     if step.kind == "maps":
@@ -351,7 +356,8 @@ def _step_to_dict(step: WalkthroughStep) -> JSONObject:
         return plain | {"values": _round_values(small), "pooled": not fits}
     if step.kind != "vectors":
         return plain | {"values": _round_values(x)}
-    numbers = max(_LEAST, min(_MOST, _NUMBERS // max(1, x[..., 0].numel())))
+    n_vectors = max(1, x[..., 0].numel())
+    numbers = max(_LEAST, min(_MOST, _NUMBERS // n_vectors), budget // n_vectors)
     x = x if x.dim() < 2 else x[..., :_ROWS, :]
     return plain | {"values": _round_values(x[..., :numbers]), "norms": _round_values(x.norm(dim=-1))}
 

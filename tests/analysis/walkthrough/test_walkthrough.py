@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 from clearhead import analysis, hub
+from clearhead._core.plotting import plot_style
+from clearhead.analysis.views import figures
+from clearhead.analysis.walkthrough.diagram import draw_architecture
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import ClearheadError
 from clearhead.generation import Greedy, generate
@@ -396,6 +399,10 @@ def test_walkthrough_page_in_browser(tmp_path):
         [word.token.strip() or word.token for word in step.top] for step in walk.predictions
     ]
     assert all(table[0][2] == "selected" for table in results["likeliest"])
+    assert results["vector"] == [False, True, 256, False]
+    assert results["svg"].startswith("<svg")
+    assert "Masked self-attention" in results["svg"]
+    assert results["printed"] is True
     assert results["help"] is True
     assert results["paper"] == 1 + 3 + 14 + 1 + 3 + 24 + 4
     assert results["wide"] is True
@@ -418,3 +425,24 @@ def test_missing_step_head_and_attention_raise():
         hello_walkthrough().text(head=8)
     with pytest.raises(ClearheadError, match="Linear has no attention that can be recorded"):
         analysis.build_walkthrough(nn.Linear(3, 5), torch.randn(1, 7, 3))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_architecture_is_drawn_with_the_boxes_of_the_model(tmp_path, theme):
+    pytest.importorskip("matplotlib")
+    with plot_style(theme):
+        figure = draw_architecture(hello_walkthrough())
+    labels = [text.get_text() for text in figure.axes[0].texts]
+    assert (
+        labels.count("Masked self-attention") == labels.count("Cross-attention") == labels.count("Self-attention") == 1
+    )
+    assert {f"{stack} block {i}" for stack in ("Encoder", "Decoder") for i in range(4)} <= set(labels)
+    assert labels.count("+") == 5
+    assert figures.save(figure, tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    assert b"<svg" in figures.save(figure, tmp_path / "a.svg").read_bytes()
+
+
+def test_page_contains_whole_vectors_of_a_small_model():
+    data = hello_walkthrough().to_dict()
+    steps = [step for step in data["steps"] if step["role"] == "embedding"]
+    assert [len(step["values"][0]) for step in steps] == [step["shape"][-1] for step in steps] == [256, 256]

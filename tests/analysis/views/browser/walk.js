@@ -34,6 +34,21 @@ report(async () => {
   key("ArrowLeft");
   results.likeliest = all("#step .bars table").map((table) => [...table.querySelectorAll("tr")].map((line) =>
     [line.cells[0].textContent, line.cells[2].textContent, line.className]));
+  key("Home");
+  key("ArrowRight");
+  key("ArrowRight");
+  const vector = () => find("#step .vector-open");
+  results.vector = [vector().getAttribute("aria-expanded") === "true"];
+  vector().click();
+  results.vector.push(vector().getAttribute("aria-expanded") === "true", all("#step .whole-vector span").length);
+  vector().click();
+  results.vector.push(find("#step .whole-vector") !== null);
+  let saved = null;
+  URL.createObjectURL = (blob) => { saved = blob; return "#"; };
+  find("#save-svg").click();
+  results.svg = await saved.text();
+  print = () => { results.printed = document.documentElement.classList.contains("drawing-only"); dispatchEvent(new Event("afterprint")); };
+  find("#save-pdf").click();
   key("?");
   results.help = find("#help").open;
   find("#help").close();
