@@ -33,6 +33,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from clearhead import masks
+from clearhead.explorer.request import ACTIONS
 
 MAX_GROWTH = 64 << 20  # bytes that the server and its workers may grow together, once warm
 WARM_SHARE = 0.25  # of the time, after which growth counts
@@ -137,6 +138,32 @@ class LoadTest:
         if result is not None and result.get("tokens") != [*letters, "<START>"]:
             self.failures.append(f"letters {letters} got {str(event)[:200]}")
 
+    async def honest_analysis(self) -> None:
+        """Explain a run in one of the ways of the panels, and check the shape of the answer."""
+        letters = self.rng.choices(string.ascii_uppercase, k=self.rng.randrange(2, 6))
+        request = {"model": "sort-dedup", "text": " ".join(letters)}
+        other = {"model": "sort-dedup", "text": " ".join(reversed(letters))}
+        action, body, field, length = self.rng.choice(
+            [
+                ("tour", request, "steps", 7),
+                ("causal_map", {**request, "step": 0, "layers": ["blocks.1.attention"]}, "rows", 1),
+                ("explain_token", {**request, "step": 0}, "parts", 8),
+                ("logit_lens", request, "rows", 4),
+                ("neurons", {**request, "block": 2}, "paths", 3),
+                ("induction", {"model": "sort-dedup"}, "induction", 3),
+                ("patching_grid", {**request, "step": 0, "other_text": other["text"]}, "grids", 1),
+                ("compare_attention", {"first": request, "second": other}, "rows", 3),
+                ("compare_streams", {"first": request, "second": other}, "stacks", 1),
+            ]
+        )
+        kind = f"honest {action}"
+        with self.timed(kind):
+            status, event = await self.post(action, body)
+        self.expect(kind, status, (200, 503))
+        result = self.result(kind, event) if status == 200 else None
+        if result is not None and len(result.get(field, ())) != length:
+            self.failures.append(f"{kind} of {letters} got {str(event)[:200]}")
+
     async def honest_page(self) -> None:
         """Load the page, which must never be rejected."""
         with self.timed("honest page"):
@@ -236,12 +263,11 @@ class LoadTest:
         """Send fields of wrong types and integers beyond 64 bits."""
         values: list[object] = [None, True, -1, 1e300, "", [], {}, [[[]]], {"a": {}}, "\x00", "𝕏" * 50]
         values += [HUGE, -HUGE, [HUGE]]
-        actions = ["mask", "run", "attention_by_hand", "cost", "cost_growth", "largest_batch", "intervene"]
-        actions += ["classify_digit", "worksheet", "run_claim", "beam_search", "walkthrough"]
-        action = self.rng.choice(actions)
+        action = self.rng.choice(sorted(ACTIONS))
         names = ["expression", "queries", "model", "text", "generated_ids", "vectors", "interventions", "pixels"]
         names += ["name", "seed", "type", "tokens", "memory", "temperature", "top_k", "width", "max_new_tokens"]
-        names += ["query_offset", "perturbed_key", "target_position", "head"]
+        names += ["query_offset", "perturbed_key", "target_position", "head", "step"]
+        names += ["layers", "measure", "to", "other_text", "block", "first", "second", "samples", "source_ids", "ids"]
         request: dict[str, object] = (
             {"model": "sort-dedup", "text": "A B"} if action in ("run", "beam_search", "intervene") else {}
         )
@@ -281,7 +307,12 @@ def _parse_response(data: bytes) -> tuple[int, bytes]:
 
 async def run_client(test: LoadTest, until: float) -> None:
     """Send honest and malicious requests until a time."""
-    honest: list[Callable[[], Awaitable[None]]] = [test.honest_mask, test.honest_letters, test.honest_page]
+    honest: list[Callable[[], Awaitable[None]]] = [
+        test.honest_mask,
+        test.honest_letters,
+        test.honest_analysis,
+        test.honest_page,
+    ]
     malicious = [test.impatient, test.wrong_names, test.huge_body, test.slow_body, test.truncated, test.wrong_types]
     malicious += [test.not_http, test.wrong_method, test.slow_after_rejection, test.half_open, test.never_reads]
     while time.monotonic() < until:
