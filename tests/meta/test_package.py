@@ -71,6 +71,7 @@ def test_description_on_pypi_has_urls_for_images_and_links():
     images, links = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text), re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", text)
     assert len(images) > 1
     assert len(images) + len(links) == len(paths)
+    images += re.findall(r'src(?:set)?="([^"]+)"', text)
     assert all(image.startswith(f"{raw}/main/") for image in images)
     assert all(link.startswith(f"{source}/blob/main/") for link in links)
     assert all((ROOT / url.partition("/main/")[2]).is_file() for url in images)
