@@ -33,8 +33,9 @@ def explore(
     """Start the explorer, an interactive web page: run models, intervene in them, draw masks, predict costs.
 
     By default it is reachable from this machine only. It needs no network. Press Ctrl-C to stop it."""
-    import os
     import webbrowser
+
+    import torch
 
     from clearhead.analysis.cost.fit import parse_bytes
     from clearhead.errors import ConfigError, MissingDependencyError
@@ -57,7 +58,7 @@ def explore(
             model_folder(name)  # raises if the model does not exist
     device_kwargs = {"device": load_kwargs(device, dtype)["device"], "dtype": dtype}
     limits = ServerLimits(workers=workers, timeout=timeout, memory=parse_bytes(memory))
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = max(1, torch.get_num_threads() // workers)  # OMP_NUM_THREADS, if it is set
     pool = WorkerPool(names, limits, threads=threads, device_kwargs=device_kwargs)
     address = ServerAddress(host, port)
     if token_file is not None:

@@ -31,7 +31,7 @@ _MAX_CHECKPOINTS = 3  # of all runs, that a worker keeps loaded
 # All actions that the page may request, by the module that defines them; they are imported when they are first used.
 _PANELS = {
     "run_panel": ("models", "run"),
-    "view_panel": ("attention", "walkthrough", "report_page"),
+    "view_panel": ("attention", "walkthrough", "walkthrough_page", "report_page"),
     "beam_panel": ("beam_search",),
     "intervention_panel": ("intervene",),
     "causal_panel": ("causal_map",),

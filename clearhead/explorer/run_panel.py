@@ -34,7 +34,7 @@ from clearhead.models import CTCEncoder, Decoder, EncoderDecoder
 _N_CANDIDATES = 12
 _MAX_STEPS = 64  # generated tokens whose candidates are returned
 _EXAMPLES = {
-    "en-es": ("How are you?", "The house is red.", "I would like a cup of coffee, please."),
+    "en-es": ("I would like a cup of coffee, please.", "The house is red.", "How are you?"),
     "shakespeare": ("ROMEO:\n", "First Citizen:\nBefore we proceed any further, hear me", "To be, or not to be"),
     "sort-dedup": ("D A A C B A", "Q W E R T Y", "H E L L O"),
 }

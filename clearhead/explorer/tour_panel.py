@@ -5,7 +5,7 @@ Every sentence is computed from this run and linked to the view that shows it.""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -25,17 +25,21 @@ _POSITIONAL = ("previous token", "next token", "first token", "diagonal", "same 
 
 
 @dataclass(frozen=True)
-class TourStep:
-    """One step: a title, a sentence, and the panel and state of the view that shows it."""
+class TourLink:
+    """A link to a view: its label, and the panel and state of the view."""
 
-    title: str
-    sentence: str
+    label: str
     panel: str
     state: dict[str, str]
 
-    def to_dict(self) -> JSONObject:
-        """Return plain data for JSON."""
-        return {"title": self.title, "sentence": self.sentence, "panel": self.panel, "state": self.state}
+
+@dataclass(frozen=True)
+class TourStep:
+    """One step: a title, a sentence, and the views that show it."""
+
+    title: str
+    sentence: str
+    links: tuple[TourLink, ...]
 
 
 @action(StepRequest)
@@ -60,7 +64,7 @@ def tour(request: StepRequest, context: RequestContext) -> JSONObject:
         steps.append(_lens(call, step))
     context.checkpoint(2, 4, "attribution")
     steps += _attribution(call, step, context)
-    return {"steps": [item.to_dict() for item in steps], "step": step}
+    return {"steps": [asdict(item) for item in steps], "step": step}
 
 
 def _probabilities(encoded: EncodedInput) -> list[float]:
@@ -76,7 +80,7 @@ def _tokens(encoded: EncodedInput) -> TourStep:
     n = len(encoded.source_ids) or encoded.n_prompt
     written = len(encoded.generated_ids)
     sentence = f"The text is {n} tokens; the model reads ids, not letters. It wrote {written} tokens, one at a time."
-    return TourStep("Tokens", sentence, "model", {"view": "attention"})
+    return TourStep("Tokens", sentence, (TourLink("Show the tokens", "model", {"view": "attention"}),))
 
 
 def _uncertainty(encoded: EncodedInput, step: int, probability: float, *, is_least: bool) -> TourStep:
@@ -92,7 +96,7 @@ def _uncertainty(encoded: EncodedInput, step: int, probability: float, *, is_lea
         f"{title} is “{names[0].strip()}” with probability {probability:.2f}; the alternative is “{other.strip()}” "
         f"with {share_text}. The next steps are about this token."
     )
-    return TourStep(title, sentence, "model", {"view": "beams"})
+    return TourStep(title, sentence, (TourLink("Show the alternatives", "model", {"view": "beams"}),))
 
 
 def _pattern(maps: Sequence[AttentionMap]) -> TourStep:
@@ -107,8 +111,10 @@ def _pattern(maps: Sequence[AttentionMap]) -> TourStep:
         key=lambda row: row[0],
     )
     where = f"{layer_map.title.lower()} head {layer_map.layer}.{head}"
-    sentence = f"{where[0].upper()}{where[1:]} attends to the {name}: {score:.2f} of its weight is there."
-    return TourStep("A head with a simple pattern", sentence, "model", _attention_state(layer_map, head, None))
+    target = "the token itself" if name == "diagonal" else f"the {name}"
+    sentence = f"{where[0].upper()}{where[1:]} attends to {target}: {score:.2f} of its weight is there."
+    links = (TourLink("Show this head", "model", _attention_state(layer_map, head, None)),)
+    return TourStep("A head with a simple pattern", sentence, links)
 
 
 def _focus(maps: Sequence[AttentionMap], encoded: EncodedInput, step: int) -> TourStep:
@@ -131,7 +137,11 @@ def _focus(maps: Sequence[AttentionMap], encoded: EncodedInput, step: int) -> To
     where = f"{layer_map.title.lower()} head {layer_map.layer}.{head}"
     key_token = layer_map.columns[key].strip()
     sentence = f"To write “{token}”, {where} puts {weight:.2f} of its weight on “{key_token}”."
-    return TourStep("Where the model looks", sentence, "model", _attention_state(layer_map, head, row))
+    links = (
+        TourLink("Show this head", "model", _attention_state(layer_map, head, row)),
+        TourLink("Switch it off", "intervention", {"edits": f"{layer_map.path}:{head}:zero", "step": str(step)}),
+    )
+    return TourStep("What the model attends to", sentence, links)
 
 
 def _attention_state(layer_map: AttentionMap, head: int, row: int | None) -> dict[str, str]:
@@ -155,7 +165,8 @@ def _lens(call: MeasuredCall, step: int) -> TourStep:
         sentence = (
             f"“{token}” is the top prediction from block {first - 1} on, of {n_blocks} blocks (0 to {n_blocks - 1})."
         )
-    return TourStep("When the model decides", sentence, "interpret", {"view": "lens", "step": str(step)})
+    links = (TourLink("Show the logit lens", "interpret", {"view": "lens", "step": str(step)}),)
+    return TourStep("Where the prediction forms", sentence, links)
 
 
 def _attribution(call: MeasuredCall, step: int, context: RequestContext) -> list[TourStep]:
@@ -179,8 +190,8 @@ def _attribution(call: MeasuredCall, step: int, context: RequestContext) -> list
     effect = f"Without {name} the logit of “{token}” changes from {before:.2f} to {before + change:.2f}."
     edits = f"{part.path}:{'' if part.head is None else part.head}:zero"
     return [
-        TourStep("Why this token", why, "interpret", {"view": "why", "step": str(step)}),
-        TourStep("The test", effect, "intervention", {"edits": edits, "step": str(step)}),
+        TourStep("Why this token", why, (TourLink("Show all parts", "interpret", {"view": "why", "step": str(step)}),)),
+        TourStep("The test", effect, (TourLink("Switch it off", "intervention", {"edits": edits, "step": str(step)}),)),
     ]
 
 

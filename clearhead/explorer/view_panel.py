@@ -66,9 +66,21 @@ def report_page(request: ModelRequest, context: RequestContext) -> JSONObject:
 @torch.no_grad()
 def walkthrough(request: ModelRequest, context: RequestContext) -> JSONObject:
     """Return the forward pass step by step, and the drawing of the model."""
+    return _walkthrough(request, context).to_dict()
+
+
+@action(ModelRequest)
+@torch.no_grad()
+def walkthrough_page(request: ModelRequest, context: RequestContext) -> JSONObject:
+    """Return the walkthrough as one self-contained HTML page."""
+    return {"html": _walkthrough(request, context).html()}
+
+
+def _walkthrough(request: ModelRequest, context: RequestContext) -> analysis.Walkthrough:
+    """Return the walkthrough of an input."""
     pipeline = context.registry.model(request.model)
     if isinstance(pipeline.model, VisionTransformer):
-        return analysis.build_walkthrough(pipeline, decode_pixels(request.pixels, pipeline.model)).to_dict()
+        return analysis.build_walkthrough(pipeline, decode_pixels(request.pixels, pipeline.model))
     encoded = with_answer(encode_input(request, context))
     length = max(len(encoded.input_ids), len(encoded.source_ids))
     require(
@@ -76,4 +88,4 @@ def walkthrough(request: ModelRequest, context: RequestContext) -> JSONObject:
         f"the input has {length} tokens but a step-by-step drawing takes fewer than {_MAX_WALKTHROUGH_TOKENS}; "
         "shorten it",
     )
-    return walkthrough_of_ids(pipeline, encoded.ids, n_prompt=encoded.n_prompt, source_ids=encoded.source_ids).to_dict()
+    return walkthrough_of_ids(pipeline, encoded.ids, n_prompt=encoded.n_prompt, source_ids=encoded.source_ids)

@@ -149,6 +149,12 @@ def test_run_panel_generates_and_shows_all_views(tab):
     assert tab.page.locator(".tree text").count() > 3
     page = tab.download(tab.page.get_by_role("button", name="Save as one page"))
     assert page.startswith(b"<!doctype html>")
+    assert b'class="tree"' in page
+    tab.page.get_by_role("button", name="Step by step").click()
+    tab.wait_for_view("steps")
+    assert b"Made by clearhead walk" in tab.download(tab.page.get_by_role("button", name="Save as one page"))
+    tab.page.get_by_role("button", name="Beam search").click()
+    tab.wait_for_view("beams")
     text = tab.page.get_by_label("Text")
     text.fill("Z B B A")
     tab.page.wait_for_selector(".answer-output:has-text('ABZ')")
@@ -173,7 +179,12 @@ def test_run_panel_generates_the_rest_after_another_token(tab):
 
 def test_run_panel_shows_images_and_attribution(tab):
     tab.open("model?model=digits-vit")
-    tab.page.wait_for_selector("#view canvas")
+    tab.wait_for_view("attention")
+    assert tab.page.locator(".pane[data-state=error]").count() == 0
+    assert tab.page.locator(".patches figcaption").all_inner_texts() == [
+        "Input image",
+        "Attention of the selected patch",
+    ]
     tab.page.get_by_role("button", name="Clear").click()
     box = tab.page.locator(".pad").bounding_box()
     tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
@@ -205,7 +216,7 @@ def test_intervention_panel_applies_and_resets_interventions(tab):
     tab.page.get_by_label("Attention temperature").first.fill("3")
     tab.page.wait_for_selector(".python:has-text('temperature=3')")
     tab.page.get_by_role("button", name="Undo all").click()
-    tab.page.wait_for_selector(".kind:has-text('No change')")
+    tab.page.wait_for_selector(".kind:has-text('No intervention yet')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

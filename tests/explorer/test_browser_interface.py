@@ -29,6 +29,25 @@ PANELS = [
     "exercises",
 ]
 HOUSE = "model=en-es&text=The+house+is+red."
+VIEWS = [
+    f"model?{HOUSE}&view=steps",
+    f"model?{HOUSE}&view=beams",
+    "model?model=digits-vit&view=pixels",
+    "model?model=spoken-digits",
+    f"interpret?{HOUSE}&view=why&step=1",
+    f"interpret?{HOUSE}&view=neurons",
+    f"interpret?{HOUSE}&view=patching&other=The+car+is+red.",
+    f"comparison?{HOUSE}&text2=The+car+is+red.&view=outputs",
+    f"intervention?{HOUSE}&edits=decoder.blocks.3.cross_attention:1:zero",
+]
+
+
+def open_completely(tab, panel):
+    """Open a panel and wait for its results."""
+    tab.open(panel)
+    if panel in VIEWS:
+        tab.page.wait_for_selector("html[data-map]" if panel.startswith("intervention") else "html[data-shown]")
+    tab.page.wait_for_timeout(600)
 
 
 def test_run_views_show_the_tokens_of_the_answer(tab):
@@ -59,6 +78,42 @@ def test_translation_is_greedy_by_default(tab):
     tab.wait_for_view("attention")
     assert tab.page.locator(".answer-output").inner_text().startswith("La casa es roja.")
     assert tab.page.locator(".sampling summary").inner_text() == "Sampling: greedy"
+
+
+def test_ticks_of_candidates_are_shown_only_for_sampling(tab):
+    tab.open(f"model?{HOUSE}")
+    tab.wait_for_view("attention")
+    assert tab.page.locator(".candidates .track span").count() == 12
+    assert tab.page.locator(".candidates .track i").count() == 0
+    tab.open(f"model?{HOUSE}&t=1")
+    tab.wait_for_view("attention")
+    assert tab.page.locator(".candidates .track i").count() == 12
+
+
+def test_error_of_the_page_is_not_reported_as_one_of_the_server(chromium, page):
+    tab = Tab(chromium, page)
+    tab.open("model?model=sort-dedup&text=D+A")
+    tab.wait_for_view("attention")
+    tab.page.evaluate(
+        """async () => {
+            const { Latest } = await import("./tools.js");
+            const fail = (error) => { document.title = error.message; };
+            new Latest(new AbortController().signal).run(async () => 1, () => { null.x; }, fail);
+        }"""
+    )
+    tab.page.wait_for_timeout(300)
+    assert "server" not in tab.page.title()
+    assert any("Cannot read properties of null" in problem for problem in tab.problems)
+    tab.context.close()
+
+
+def test_lost_server_is_reported_as_such(tab):
+    tab.open("model?model=sort-dedup&text=D+A")
+    tab.wait_for_view("attention")
+    tab.page.route("**/api/**", lambda route: route.abort())
+    tab.page.get_by_label("Text").fill("D B")
+    tab.page.wait_for_selector(".pane-note:has-text('the server does not respond; check that it is running')")
+    tab.problems[:] = [problem for problem in tab.problems if "ERR_FAILED" not in problem]
 
 
 def test_taken_token_is_marked_if_it_is_improbable(tab):
@@ -93,6 +148,8 @@ def test_skipped_block_changes_less_than_a_zeroed_one(tab):
 def test_speech_model_recognizes_the_example_recording(tab):
     tab.open("model?model=spoken-digits")
     tab.wait_for_view("attention")
+    assert tab.page.locator(".pane[data-state=error]").count() == 0
+    assert tab.page.locator(".patches figcaption").first.inner_text() == "Mel spectrogram"
     assert tab.page.locator(".heard").count() == 6
     assert tab.page.locator(".wave text").first.text_content() == "0 s"
     times = tab.page.locator(".heard small").all_inner_texts()
@@ -194,11 +251,17 @@ def test_interpret_panel_links_a_part_to_its_ablation(tab):
 def test_tour_has_seven_steps_that_lead_to_their_views(tab):
     tab.open("tour?model=sort-dedup&text=D+A+C")
     tab.ready("tour 7")
-    links = tab.page.locator(".tour-list a")
-    assert links.count() == 7
-    addresses = [links.nth(i).get_attribute("href") for i in range(7)]
-    assert {address[1:].partition("?")[0] for address in addresses} == {"model", "interpret", "intervention"}
-    links.nth(2).click()
+    steps = tab.page.locator(".tour-list li")
+    assert steps.count() == 7
+    assert all(steps.nth(i).locator("a").count() >= 1 for i in range(7))
+    links = tab.page.locator(".tour-list a").all()
+    assert {link.get_attribute("href")[1:].partition("?")[0] for link in links} == {
+        "model",
+        "interpret",
+        "intervention",
+    }
+    assert len({link.get_attribute("aria-label") for link in links}) == len(links) == 8
+    steps.nth(2).locator("a").click()
     tab.wait_for_view("attention")
 
 
@@ -219,9 +282,8 @@ def test_drawing_opens_on_attention_and_follows_a_token(tab):
 def test_every_text_has_sufficient_contrast(chromium, page, scheme):
     tab = Tab(chromium, page, color_scheme=scheme, reduced_motion="reduce")
     problems = {}
-    for panel in PANELS:
-        tab.open(panel)
-        tab.page.wait_for_timeout(700)
+    for panel in [*PANELS, *VIEWS]:
+        open_completely(tab, panel)
         if texts := tab.page.evaluate(CONTRAST):
             problems[panel] = texts[:8]
     tab.context.close()
@@ -231,9 +293,8 @@ def test_every_text_has_sufficient_contrast(chromium, page, scheme):
 def test_phone_has_no_horizontal_overflow_and_large_touch_targets(chromium, page):
     tab = Tab(chromium, page, reduced_motion="reduce", has_touch=True)
     tab.page.set_viewport_size({"width": 390, "height": 844})
-    for panel in PANELS:
-        tab.open(panel)
-        tab.page.wait_for_timeout(500)
+    for panel in [*PANELS, *VIEWS]:
+        open_completely(tab, panel)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390, panel
         small = tab.page.evaluate(
             """() => [...document.querySelectorAll('button, select, summary, #tabs a, input:not([type=file])')]

@@ -64,6 +64,18 @@ def test_coffee_can_be_followed_switched_off_and_exported_in_six_clicks(tab):
     assert saved_page.locator(".now-writes").inner_text().startswith(("still writes", "now writes"))
 
 
+def test_question_about_a_token_leads_to_the_head_and_its_ablation_in_four_clicks(tab):
+    tab.open("model?model=en-es")
+    tab.wait_for_view("attention")
+    tab.page.locator(".answer-output .tok", has_text="café").click()
+    tab.page.get_by_role("link", name="Why “café”?").click()
+    step = tab.page.locator(".tour-list li", has_text="weight on “coffee”")
+    step.get_by_role("link", name="Switch it off").click()
+    tab.page.wait_for_selector(".heat td.edited")
+    tab.page.wait_for_selector(".now-writes:has-text('writes')")
+    assert b"<script" not in tab.download(tab.page.get_by_role("button", name="Save as one page"))
+
+
 def test_run_panel_leads_to_the_intervention_of_its_head(tab):
     tab.open("model?model=en-es&text=I+would+like+a+cup+of+coffee%2C+please.")
     tab.wait_for_view("attention")
@@ -84,6 +96,13 @@ def test_comparison_shows_a_difference_in_every_view(tab, view):
     assert tab.page.locator(".compared .answer-output").nth(1).inner_text().startswith("ABD")
     assert tab.page.get_by_text(re.compile("difference", re.IGNORECASE)).count() > 0
     assert tab.page.locator(".comparison .heat").count() > 0
+
+
+def test_comparison_selects_the_first_token_that_differs(tab):
+    tab.open("comparison?model=sort-dedup&text=D+A+C&text2=D+A+B&view=outputs")
+    tab.wait_for_view("outputs")
+    pressed = tab.page.locator(".answer-output .tok[aria-pressed=true]").all_inner_texts()
+    assert pressed == ["C", "B"]
 
 
 def test_comparison_address_holds_the_state(tab):

@@ -83,4 +83,4 @@ def test_tour_has_seven_steps_with_links(page, sorted_letters):
     _, input_ = sorted_letters
     steps = page.post("tour", input_)["steps"]
     assert len(steps) == 7
-    assert {step["panel"] for step in steps} == {"model", "interpret", "intervention"}
+    assert {link["panel"] for step in steps for link in step["links"]} == {"model", "interpret", "intervention"}

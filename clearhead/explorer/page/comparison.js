@@ -60,11 +60,18 @@ export function open(box, initial, { signal, remember }) {
     if (!state.model2 && !state.text2) { second = null; showAnswers(); return stage.empty("Both runs are the same. Change the second text, or choose a second model or checkpoint."); }
     const body = { model: model2.name, text: state.text2 || state.text, chat: model2.has_chat_template && state.chat !== "no", complete: true, max_new_tokens: Number(state.n), seed: Number(state.seed), temperature: state.model2 ? model2.settings.temperature : subject.setting("t", "temperature") };
     stage.loading();
-    runs.run((stop) => ask("run", body, { signal: stop }), (result) => { second = result; showAnswers(); showView(); }, (error) => routeError(error, { text: textField }, (message) => stage.fail(message)), wait);
+    runs.run((stop) => ask("run", body, { signal: stop }), (result) => { second = result; if (state.step === "") subject.select(step(subject.last)); showAnswers(); showView(); }, (error) => routeError(error, { text: textField }, (message) => stage.fail(message)), wait);
   }
 
   const lastStep = (run) => Math.max(0, run.steps.length - 1);
-  const step = (run) => (state.step !== "" && Number(state.step) < run.steps.length ? Number(state.step) : Math.min(subject.shownStep, lastStep(run)));
+  const generated = (run) => run.ids.slice(run.n_prompt).map((id, i) => run.tokens[run.n_prompt + i]);
+  // The first output token that differs, or -1.
+  const firstDifference = () => (second ? generated(subject.last).findIndex((token, i) => token !== generated(second)[i]) : -1);
+  const step = (run) => {
+    if (state.step !== "" && Number(state.step) < run.steps.length) return Number(state.step);
+    const at = firstDifference();
+    return Math.min(at < 0 ? subject.shownStep : at, lastStep(run));
+  };
 
   function showAnswers() {
     names[0].firstChild.textContent = `First: ${subject.model.name}`;
@@ -114,7 +121,7 @@ export function open(box, initial, { signal, remember }) {
   function attention({ rows, layer, head, maps }) {
     const nHeads = Math.max(...rows.map(({ heads }) => heads.length));
     const choose = (i, j) => { Object.assign(state, { layer: rows[i].path, head: String(j) }); save(); showView(); };
-    const overview = heatGrid({ caption: "how much a head differs: share of its attention that moves (total variation). Click a head to see it.", corner: "layer ↓ head →", signed: false, largest: Math.max(0.05, ...rows.flatMap(({ heads }) => heads)), className: rows.length > 16 ? "map-grid deep" : "map-grid small",
+    const overview = heatGrid({ caption: "share of the attention of a head that moves between the runs (total variation); click a head to see it", corner: "layer ↓ head →", signed: false, largest: Math.max(0.05, ...rows.flatMap(({ heads }) => heads)), className: rows.length > 16 ? "map-grid deep" : "map-grid small",
       rows: rows.map(({ path }) => ({ label: short(path), title: path })), columns: Array.from({ length: nHeads }, (_, h) => ({ label: String(h), title: `head ${h}` })), values: rows.map(({ heads }) => Array.from({ length: nHeads }, (_, h) => heads[h])), onClick: choose, title: (i, j) => `${rows[i].path}, head ${j}: ${rows[i].heads[j].toFixed(3)}` });
     overview.cell(rows.findIndex(({ path }) => path === layer), head).classList.add("chosen");
     const isCross = layer.endsWith("cross_attention"), isLong = Math.max(...maps.map(({ rows: axis, columns: other }) => Math.max(axis.tokens.length, other.tokens.length))) > 16;

@@ -10,6 +10,7 @@ const SLIDERS = [
 ];
 const LARGEST = { tokens: 1 << 20, batch: 1 << 14, d_model: 16384, n_heads: 256, n_layers: 128, d_ff: 65536, vocab_size: 1 << 20, memory: 4096 };
 const CEILINGS = { bandwidth: "memory traffic" };
+const MEMORY_NAMES = { attention_weights_naive: "attention weights, if stored", attention_statistics_fused: "statistics of fused attention", kv_cache: "KV cache" };
 
 export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial }, latest = new Latest(signal), slow = new Latest(signal), fits = new Latest(signal);
@@ -21,7 +22,7 @@ export function open(box, initial, { signal, remember }) {
     make("p", { className: "lead", textContent: "The real module runs on fake tensors, which have shapes but no data. FLOPs count matrix products; the time is predicted for one GPU." }),
     make("div", { className: "form" }, choices("Model", [["decoder", "Decoder"], ["encoder", "Encoder"]], state.kind, (kind) => go({ kind })),
       choices("Pass", [["", "Forward"], ["yes", "Training step"]], state.training, (training) => go({ training })), select("Dtype", "dtype", ["bfloat16", "float16", "float32"]),
-      (boxes.mask = field("Extra mask", make("input", { type: "text", className: "code", value: state.mask, placeholder: "causal() & window(256, 0)", on: { input(event) { go({ mask: event.target.value }); } } })))),
+      (boxes.mask = field("Extra mask", make("input", { type: "text", className: "code", value: state.mask, size: 26, placeholder: "causal() & window(256, 0)", on: { input(event) { go({ mask: event.target.value }); } } })))),
     make("div", { className: "sliders" }, ...SLIDERS.map(([name, label, steps]) => (boxes[name] = slider(label, steps, state[name], (value) => go({ [name]: value }), { min: name === "memory" ? 0.1 : 1, max: LARGEST[name], integer: name !== "memory" })))),
     errorBox, out, make("h2", { textContent: "Largest batch and length" }), limits, make("h2", { textContent: "Growth with the length" }), curves);
 
@@ -30,6 +31,7 @@ export function open(box, initial, { signal, remember }) {
     remember(state, DEFAULTS);
     const body = { ...state, training: state.training === "yes" };
     latest.run((stop) => ask("cost", body, { signal: stop }), show, (error) => { routeError(error, boxes, (message) => { errorBox.textContent = message; }); out.classList.add("old"); curves.classList.add("old"); limits.textContent = ""; ready("error"); });
+    if (!curves.childElementCount) curves.textContent = limits.textContent = "Computing …";
     slow.run((stop) => ask("cost_growth", body, { signal: stop, onProgress: progress }), (result) => { status(""); showGrowth(result.rows); }, () => {}, 500);
     fits.run((stop) => ask("largest_batch", body, { signal: stop }), ({ batch, tokens, is_search_limit: isSearchLimit }) => {
       limits.textContent = `In ${state.memory} GiB: at most ${count(batch)} sequences of ${count(state.tokens)} tokens, or ${count(tokens)} tokens in a batch of ${count(state.batch)}${isSearchLimit ? " (the search ends there; more may fit)" : ""}.`;
@@ -48,9 +50,9 @@ export function open(box, initial, { signal, remember }) {
         ["Parameters", count(result.parameters)], ["FLOPs, forward", large(result.flops.forward)], ["FLOPs, backward", large(result.flops.backward)],
         ["Bytes accessed, forward", bytes(result.bytes_accessed)], ["Kernel launches", count(result.kernel_launches)], [`Time on ${time.machine}`, seconds(time.seconds)], ["Limited by", time.bottleneck],
         ["Peak memory", `${bytes(memory.peak)}, ${result.fits ? "fits" : "does not fit"}`], ["KV cache", bytes(memory.kv_cache)], ["Most FLOPs in", result.bottleneck],
-      ]), bars("Time by component", components.map(([name, s]) => [name.replaceAll("_", " "), s / (total || 1), seconds(s)]))),
-      make("div", {}, bars(`Peak memory, ${memory.peak_op}`, Object.entries(memory.peak_breakdown).map(([name, n]) => [name, n / (memory.peak || 1), bytes(n)]))),
-      make("div", {}, table("Memory", ["", ""], Object.entries(memory).filter(([name]) => !name.startsWith("peak_")).map(([name, n]) => [name.replaceAll("_", " "), bytes(n)]))),
+      ])), make("div", {}, bars("Time by component", components.map(([name, s]) => [name.replaceAll("_", " "), s / (total || 1), seconds(s)]))),
+      make("div", {}, bars(`In memory at the peak (${memory.peak_op})`, Object.entries(memory.peak_breakdown).map(([name, n]) => [name, n / (memory.peak || 1), bytes(n)]))),
+      make("div", {}, table("Memory", ["", ""], Object.entries(memory).filter(([name]) => !name.startsWith("peak_")).map(([name, n]) => [MEMORY_NAMES[name] ?? name, bytes(n)]))),
       make("div", { className: "scroll whole" }, table("Cost by part", ["part", "parameters", "forward", "bytes accessed", "saved", "time", "limited by"], result.parts.map((part) => {
         const limit = result.ceilings[part.part];
         return [part.part, count(part.parameters), large(part.forward), bytes(part.bytes_accessed), bytes(part.saved), limit ? seconds(limit.seconds) : "", limit ? CEILINGS[limit.bound] ?? limit.bound : ""];

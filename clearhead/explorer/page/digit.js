@@ -8,7 +8,7 @@ export function digitView({ models }, pad) {
 function result({ name, architecture, probabilities, pixel_attribution: attribution, attention }, pixels) {
   const best = probabilities.indexOf(Math.max(...probabilities));
   const bars = make("table", { className: "plain probabilities" }, make("caption", { textContent: "Probabilities" }), make("tbody", {}, ...probabilities.map((p, i) =>
-    make("tr", { className: i === best ? "selected" : "" }, make("th", { scope: "row", textContent: i }), gauge(p), make("td", { textContent: p.toFixed(3) })))));
+    make("tr", { className: i === best ? "selected" : "" }, make("th", { scope: "row", textContent: i }), gauge(p), make("td", { textContent: p >= 0.001 ? p.toFixed(3) : "<0.001" })))));
   const map = (values, title, file) => { const svg = overlay(values, pixels, title); return make("figure", {}, svg, make("figcaption", {}, `${title} `, saveButtons(`${name}-${file}`, svg))); };
   return make("article", {}, make("h2", {}, `${name}: `, make("b", { className: "answer-digit", textContent: best })), make("p", { className: "note", textContent: architecture }), bars,
     make("div", { className: "maps" }, map(attribution, "Pixel attribution", "pixels"), attention ? map(attention, "Attention rollout", "attention") : null));

@@ -13,7 +13,7 @@ export function open(box, initial, { signal, remember }) {
   box.append(make("h1", { textContent: "Exercises" }),
     make("p", { className: "lead", textContent: "Every step of a small example. Answers may be 3, 1/3, 0.3333 or e^3/(2*e^3 + 4). Exact answers are graded exactly, decimals to the places that you write." }),
     make("div", { className: "form" }, field("Exercise", pick), seed), out,
-    make("div", { className: "form top-gap" }, act("Grade my answers", grade, "main"), act("Show the solution", () => go({ solution: state.solution ? "" : "yes" })), act("Print", () => print()), total));
+    make("div", { className: "form actions" }, act("Grade my answers", grade, "main"), act("Show the solution", () => go({ solution: state.solution ? "" : "yes" })), act("Print", () => print()), total));
   let worksheet = null, inputs = [];
 
   function go(changes) {

@@ -66,9 +66,9 @@ export function open(box, initial, { signal, remember }) {
     };
     const edit = (path, head) => `#intervention?${new URLSearchParams({ model: subject.model.name, text: subject.state.text, w: subject.state.w, edits: `${path}:${head ?? ""}:zero`, step: String(step()) })}`;
     return [make("p", { className: "note" }, "The logit of ", make("b", { textContent: token }), ` is ${logit.toFixed(2)}: the sum of what every part adds to it directly. Removing a part tests that: a part is confirmed if the logit then falls.`),
-      make("table", { className: "plain why" }, make("thead", {}, make("tr", {}, ...["reads", "part", "direct contribution", "change without it", ""].map((text) => make("th", { scope: "col", textContent: text })))),
+      make("table", { className: "plain why" }, make("thead", {}, make("tr", {}, ...["reads", "part", "direct contribution", "change without it", "verdict"].map((text) => make("th", { scope: "col", textContent: text })))),
         make("tbody", {}, ...parts.map(({ name, path, head, value, ablation, verdict, sources }) => make("tr", { className: verdict }, make("td", { className: "reads" }, ...sources.filter(({ share }, i) => i === 0 || share >= 0.02).map((edge) => link(path, edge)), sources.length ? "" : make("span", { className: "note", textContent: "the stream at this position" })),
-          make("th", { scope: "row" }, make("a", { href: edit(path, head), textContent: name, title: `Intervene on ${path}` })), signedBar(value, largest), signedBar(ablation, largest), make("td", { className: "verdict-cell", textContent: VERDICTS[verdict] }))),
+          make("th", { scope: "row" }, make("a", { href: edit(path, head), textContent: name.replace("_", "-"), title: `Intervene on ${path}` })), signedBar(value, largest), signedBar(ablation, largest), make("td", { className: "verdict-cell", textContent: VERDICTS[verdict] }))),
         make("tr", {}, make("td"), make("th", { scope: "row", textContent: `${nOthers} other parts` }), signedBar(others, Math.max(largest, Math.abs(others))), make("td"), make("td"))))];
   }
 

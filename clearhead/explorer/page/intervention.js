@@ -32,11 +32,11 @@ export function open(box, initial, { signal, remember }) {
   const at = textField("Replace the token at position", "at", { className: "typed", inputMode: "numeric" }), token = textField("by the token", "token", { className: "typed" });
   const temperature = slider("Attention temperature", [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 100], state.mt, (mt) => change({ mt }), { min: 0.001, max: 1000 });
   const kinds = choices("Kind of intervention", KINDS, "zero", (kind) => { tool.kind = kind; showTool(); });
-  const controls = make("section", { className: "tools" }, make("h3", { textContent: "A click on the map" }), kinds, factor, source, make("details", { className: "sampling", open: Boolean(state.mask || state.at || state.mt !== 1) }, make("summary", { textContent: "Mask, temperature, tokens" }), make("div", {}, temperature, mask, at, token)));
+  const controls = make("section", { className: "tools" }, make("h3", { textContent: "Click a cell of the map to apply" }), kinds, factor, source, make("details", { className: "sampling", open: Boolean(state.mask || state.at || state.mt !== 1) }, make("summary", { textContent: "Mask, temperature, tokens" }), make("div", {}, temperature, mask, at, token)));
   const undo = button("Undo all", () => reset());
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel: () => { if (!known(state.edits)) state.edits = ""; }, onRun, onFail: (error) => out.fail(error.message), onLoading: () => out.loading() });
   const map = new CausalMap(mapPane, signal, { onClick: toggleCell, onShown: markCells, measure: state.measure, onMeasure: (measure) => { state.measure = measure; save(); } });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model makes the selected token? Click a cell to intervene there." }), make("div", { className: "form tight" }, undo, saveButton("interventions"))), mapPane, out);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model writes the selected token? Select a token above, then click a cell to switch that part off." }), make("div", { className: "form tight" }, undo, saveButton("interventions"))), mapPane, out);
   const fields = { mask, patch_text: source, replacement: token, target_position: at };
   let result = null;
 
@@ -119,7 +119,7 @@ export function open(box, initial, { signal, remember }) {
       chip.style.setProperty("--w", `${Math.round(60 * Math.min(1, changes.kl[i] ?? 0))}%`);
       return chip;
     }));
-    out.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No change: there is no intervention yet. Click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : ""), hasChanged ? kl : null,
+    out.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No intervention yet: click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : ""), hasChanged ? kl : null,
       make("div", { className: "form" }, layer, head), make("div", { className: "sides" }, side("before", before, "Original"), isEdited ? side("after", after, "With interventions") : null),
       make("div", { className: "answer top-gap" }, activations.length ? make("table", { className: "plain gauges" }, make("caption", { textContent: "Relative change of each output; share of attention that moved (means)" }), make("tbody", {}, ...activations.map(({ path, kind, mean }) =>
         make("tr", {}, make("th", { scope: "row", textContent: `${path} ${kind}` }), gauge((mean ?? largest) / largest), make("td", { textContent: mean === null ? "∞" : mean.toPrecision(3) }))))) : null, make("div", {}, make("h3", { textContent: "The same in Python" }), make("pre", { className: "python", tabIndex: 0, textContent: python }),

@@ -60,7 +60,7 @@ export function open(box, initial, { signal, remember }) {
           ["Dense", `${predicted.dense_ms.toPrecision(3)} ms`],
           ["Ratio", `${ratio.toPrecision(3)}${ratio >= 1 ? " (dense is faster at this length)" : ""}`],
         ]),
-        make("pre", { className: "plan-text", textContent: plan.explanation.map((line) => line.trim()).join("\n") })));
+        make("dl", { className: "plan-text" }, ...plan.explanation.map((line) => line.trim()).filter(Boolean).flatMap((line) => { const [name, text = ""] = line.split(/\s{2,}(.*)/); return [make("dt", { textContent: name }), make("dd", { textContent: text })]; }))));
     ready(`mask ${result.expression} ${result.queries}`);
   }
 

@@ -3,6 +3,7 @@ import { beams } from "./beams.js";
 import { digitView } from "./digit.js";
 import { answerLine } from "./output.js";
 import { attentionView, layerSelect, stepsView } from "./report_view.js";
+import { standalonePage } from "./save.js";
 import { soundLine } from "./sound.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
 import { Latest, ask, button, choices, download, make, pane, progress, ready, status } from "./tools.js";
@@ -16,16 +17,18 @@ export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial };
   state.width = Number(state.width);
   const requests = new Latest(signal), stage = pane("stage"), save = () => remember(state, DEFAULTS);
-  const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); selectRow(step); });
+  const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); selectRow(step); linkTour(); });
   const views = choices("View", VIEWS, state.view, (view) => { Object.assign(state, { view, at: "" }); save(); showView(); });
-  const switchOff = make("a", { className: "act", href: "#intervention", hidden: true, title: "Open Interventions with this head set to zero", on: { pointerenter: linkHead, focus: linkHead, click: linkHead } }, "Switch this head off →");
+  const switchOff = make("a", { className: "act", href: "#intervention", hidden: true, title: "Open Interventions with this head, or all heads of the layer, set to zero", on: { pointerenter: linkHead, focus: linkHead, click: linkHead } }, "Switch this head off →");
+  const why = make("a", { className: "act", href: "#tour", hidden: true, title: "Which parts of the model write this token? Open the tour of this run" });
   const subject = new Subject({ state, signal, save, onModel: showViews, onRun, onFail: (error) => (error.isEmpty ? stage.empty(error.message) : stage.fail(error.message)), onLoading: () => { requests.stop(); stage.loading(); } });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, make("div", { className: "form tight" }, switchOff, button("Save as one page", savePage))), stage);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, make("div", { className: "form tight" }, why, switchOff, button("Save as one page", savePage, { title: "Save what is shown here as one HTML file" }))), stage);
   let viewEnd = new AbortController(), view = null;
 
   function showViews() {
     const { model } = subject, has = { attention: model.layers.length, steps: model.layers.length && model.input !== "audio", beams: model.can_generate, pixels: model.input === "image" };
     for (const [name] of VIEWS) views.querySelector(`[data-name="${name}"]`).hidden = !has[name];
+    views.hidden = Object.values(has).filter(Boolean).length < 2;
     if (!has[state.view]) state.view = VIEWS.map(([name]) => name).find((name) => has[name]) ?? "attention";
     views.set(state.view);
     state.layer = model.layers.some(({ path }) => path === state.layer) ? state.layer : "";
@@ -33,6 +36,7 @@ export function open(box, initial, { signal, remember }) {
 
   function onRun(result) {
     if (subject.model.input === "text") answer.show(result, result.next && subject.step === null ? null : subject.shownStep);
+    linkTour();
     if (subject.model.input === "audio") soundLine(answer, result, subject.sound.player);
     if (subject.model.input === "image") ready(`model ${subject.model.name}`);
     showView();
@@ -45,11 +49,20 @@ export function open(box, initial, { signal, remember }) {
     if (row !== null && row < rows.length) view.go({ row });
   }
 
+  // Let the link ask about the selected output token.
+  function linkTour() {
+    const step = subject.model.can_generate ? subject.shownStep : null, token = step === null ? undefined : subject.last.tokens[subject.last.n_prompt + step];
+    why.hidden = token === undefined;
+    if (!why.hidden) Object.assign(why, { textContent: `Why “${token.trim() || token}”? →`, href: `#tour?${new URLSearchParams({ ...sharedState(), step: String(step) })}` });
+  }
+
+  const sharedState = () => Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
+
   // Let the link open Interventions with the selected head, or all heads of the layer, set to zero.
   function linkHead() {
     if (!view) return;
-    const { path, head } = view.rowsOf(), shared = Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
-    switchOff.href = `#intervention?${new URLSearchParams({ ...shared, edits: `${path}:${head ?? ""}:zero`, step: String(subject.shownStep), layer: path, ...(head === null ? {} : { head: String(head) }) })}`;
+    const { path, head } = view.rowsOf();
+    switchOff.href = `#intervention?${new URLSearchParams({ ...sharedState(), edits: `${path}:${head ?? ""}:zero`, step: String(subject.shownStep), layer: path, ...(head === null ? {} : { head: String(head) }) })}`;
   }
 
   // Show the view of the last run; typing waits until the text rests.
@@ -87,7 +100,7 @@ export function open(box, initial, { signal, remember }) {
 
   async function savePage() {
     try {
-      const { html } = await ask("report_page", subject.input, { signal });
+      const action = { attention: "report_page", steps: "walkthrough_page" }[state.view], html = action ? (await ask(action, subject.input, { signal })).html : await standalonePage();
       download(`${subject.model.name}.html`, new Blob([html], { type: "text/html" }));
     } catch (error) { if (!signal.aborted) stage.fail(error.message); }
   }

@@ -29,6 +29,7 @@ export function answerLine(onSelect) {
       return [element, ...rest];
     }), ...(nGenerated ? [] : [make("span", { className: "tok mark", textContent: steps.length || result.next ? "nothing generated yet" : "" })]));
     output.hidden = !nGenerated && !result.next;
+    input.scrollTop = input.scrollHeight; // the end of a long prompt, which is what the output answers
     output.classList.toggle("long", tokens.slice(nPrompt).join("").length > 90);
   };
   box.text = (small, large) => { input.textContent = small; output.hidden = false; output.replaceChildren(large); };

@@ -4,7 +4,7 @@ import { button, download, make } from "./tools.js";
 // Create a button that saves the answer line and the stage of the current panel.
 export const saveButton = (name) => button("Save as one page", async () => download(`${name}.html`, new Blob([await standalonePage()], { type: "text/html" })), { title: "Save what is shown here as one HTML file" });
 
-async function standalonePage() {
+export async function standalonePage() {
   const column = document.querySelector(".stage-column"), copy = column.cloneNode(true), styles = await Promise.all(["report.css", "explore.css"].map(async (name) => (await fetch(name)).text()));
   const canvases = column.querySelectorAll("canvas");
   copy.querySelectorAll("canvas").forEach((canvas, i) => canvas.replaceWith(make("img", { src: canvases[i].toDataURL(), alt: "", width: canvases[i].clientWidth, height: canvases[i].clientHeight })));

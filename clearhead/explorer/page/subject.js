@@ -34,9 +34,9 @@ export class Subject {
     this.pad = drawingPad(() => this.go({ ink: this.pad.strokes() }), this.state.ink);
     this.sound = recorder(() => this.go({}), this.signal);
     this.candidates = make("div", { className: "candidates" });
-    this.start = button("Start", () => { this.pause(); this.go({ w: "none" }); }, { title: "Remove all generated tokens", ariaLabel: "Restart" });
-    this.back = button("← Back", () => this.stepBack());
-    this.forward = button("Step →", () => this.append());
+    this.start = button("Restart", () => { this.pause(); this.go({ w: "none" }); }, { title: "Remove all generated tokens" });
+    this.back = button("← Back", () => this.stepBack(), { title: "Remove the last token" });
+    this.forward = button("Step →", () => this.append(), { title: "Generate one token" });
     this.play = button("▶ Play", () => this.togglePlay(), { title: "Generate one token at a time, from the start" });
     this.rest = button("All", () => { this.pause(); this.go({ w: "" }); }, { title: "Generate until the end" });
     this.sampling = make("details", { className: "sampling" }, make("summary", { textContent: "Sampling" }), make("div", {}));
@@ -157,6 +157,7 @@ export class Subject {
 
   get shownStep() {
     const { steps, next, first_step: first } = this.last;
+    if (!steps) return 0; // an image or a sound has no output tokens
     if (this.step !== null && steps[this.step - first]) return this.step;
     if (next) return first + steps.length;
     return first + steps.reduce((least, step, i) => (step.probability < steps[least].probability ? i : least), 0); // the least certain token
@@ -167,14 +168,14 @@ export class Subject {
     if (!this.model.can_generate) return;
     const at = this.shownStep, step = steps[at - first] ?? next, isNext = !steps[at - first];
     const largest = Math.max(...step.candidates.map((candidate) => Math.max(candidate.probability, candidate.model_probability)), 1e-9);
-    const format = (p) => (p >= 0.001 ? p.toFixed(3) : p > 0 ? "<0.001" : "0");
+    const format = (p) => (p >= 0.001 ? p.toFixed(3) : p > 0 ? "<0.001" : "0"), isGreedy = this.setting("t", "temperature") === 0;
     const name = result.tokens[result.n_prompt + at]?.trim() || result.tokens[result.n_prompt + at];
     this.candidates.replaceChildren(make("table", { className: "plain probabilities" },
       make("caption", {}, isNext ? "Next token" : "Instead of ", ...(isNext ? [] : [make("b", { textContent: name })]), make("small", { textContent: ` entropy ${step.entropy.toFixed(2)} nats; ${step.n_candidates === 1 ? "greedy" : `${step.n_candidates.toLocaleString("en")} of ${result.vocab_size.toLocaleString("en")} tokens are sampled from`}` })),
       make("tbody", {}, ...step.candidates.map(({ id, token, probability, model_probability: own }) => make("tr", { className: id === step.taken ? "selected" : "" },
         make("th", { scope: "row" }, make("button", { type: "button", textContent: token, ariaLabel: `${token}: choose this token`, title: isNext ? "Append this token" : "Choose this token, and generate the rest", on: { click: () => this.choose(at, id, isNext) } })),
-        gauge(own / largest, probability / largest), make("td", { textContent: format(own) }))))),
-    make("p", { className: "note", textContent: "Bar: the model's probability. Tick: after temperature, top-k and top-p." }));
+        gauge(own / largest, isGreedy ? null : probability / largest), make("td", { textContent: format(own) }))))),
+    make("p", { className: "note", textContent: `Select a token to write it instead.${isGreedy ? "" : " Bar: the model's probability. Tick: after temperature, top-k and top-p."}` }));
     const isFull = result.ids.length >= this.model.max_tokens || result.is_end;
     this.back.disabled = this.start.disabled = !result.steps.length;
     this.forward.disabled = isFull;

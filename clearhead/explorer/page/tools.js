@@ -32,12 +32,16 @@ export class RequestError extends Error {
   constructor(event, status) { super(event.error); Object.assign(this, event, { status }); }
 }
 
+// `fetch` and its streams raise TypeError if the connection fails.
+const NO_RESPONSE = { error: "the server does not respond; check that it is running" };
+const connected = (promise) => promise.catch((error) => { throw error instanceof TypeError ? new RequestError(NO_RESPONSE) : error; });
+
 // Send a request and return its result. Aborting the signal also cancels the request on the server.
 export async function ask(action, body, { signal, onPart, onProgress } = {}) {
-  const response = await fetch(`api/${action}`, {
+  const response = await connected(fetch(`api/${action}`, {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal,
-  });
-  if (!response.ok) throw new RequestError(await response.json(), response.status);
+  }));
+  if (!response.ok) throw new RequestError(await connected(response.json()), response.status);
   let last = null;
   const onLine = (line) => {
     const event = JSON.parse(line);
@@ -46,7 +50,7 @@ export async function ask(action, body, { signal, onPart, onProgress } = {}) {
     if ("progress" in event) onProgress?.(event.progress);
   };
   if (onPart || onProgress) await readLines(response.body.getReader(), onLine);
-  else (await response.text()).trimEnd().split("\n").forEach(onLine);
+  else (await connected(response.text())).trimEnd().split("\n").forEach(onLine);
   if (!last) throw new RequestError({ error: "the connection closed before the result arrived; check that the server is running" });
   if (last.error) throw new RequestError(last.error);
   return last.done;
@@ -56,7 +60,7 @@ async function readLines(reader, onLine) {
   const decoder = new TextDecoder();
   let parts = [];
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await connected(reader.read());
     if (done) return;
     const lines = decoder.decode(value, { stream: true }).split("\n");
     lines.forEach((line, i) => {
@@ -86,14 +90,15 @@ export class Latest {
     if (this.closing.aborted) return;
     const controller = (this.controller = new AbortController());
     this.timer = setTimeout(async () => {
+      let result;
       try {
-        const result = await send(controller.signal);
-        if (!controller.signal.aborted) show(result);
+        result = await send(controller.signal);
       } catch (error) {
         if (controller.signal.aborted) return;
-        if (!(error instanceof RequestError || error instanceof TypeError)) throw error;
-        fail(error instanceof RequestError ? error : new RequestError({ error: "the server does not respond; check that it is running" }));
+        if (!(error instanceof RequestError)) throw error;
+        return fail(error);
       }
+      if (!controller.signal.aborted) show(result); // an error in here is one of the page, not of the server
     }, wait);
   }
 }

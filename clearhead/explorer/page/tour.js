@@ -11,7 +11,7 @@ export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial }, requests = new Latest(signal), stage = pane("tour-steps"), save = () => remember(state, DEFAULTS);
   const answer = answerLine((step) => { state.step = String(step); save(); onRun(subject.last); });
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading() });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Seven computed sentences about one output token. Click another token of the output to ask about it." }), saveButton("tour")), stage);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Seven computed sentences about one output token. Select another token of the output to ask about it." }), saveButton("tour")), stage);
 
   function onRun(run) {
     const step = state.step !== "" && Number(state.step) < run.steps.length ? Number(state.step) : null;
@@ -22,7 +22,7 @@ export function open(box, initial, { signal, remember }) {
       status("");
       const shared = Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
       const hrefOf = ({ panel, state: place }) => `#${panel}?${new URLSearchParams({ ...shared, ...place })}`;
-      stage.show(make("ol", { className: "tour-list" }, ...steps.map((step) => make("li", {}, make("h2", { textContent: step.title }), make("p", { textContent: step.sentence }), make("a", { href: hrefOf(step), textContent: "Show it →" })))));
+      stage.show(make("ol", { className: "tour-list" }, ...steps.map((step) => make("li", {}, make("h2", { textContent: step.title }), make("p", { textContent: step.sentence }), make("div", { className: "tour-links" }, ...step.links.map((link) => make("a", { href: hrefOf(link), textContent: `${link.label} →`, ariaLabel: `${step.title}: ${link.label}` })))))));
       ready(`tour ${steps.length}`);
     }, (error) => { status(""); stage.fail(error.message); ready("error"); }, 150);
   }

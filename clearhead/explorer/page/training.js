@@ -131,13 +131,13 @@ export function open(box, initial, { signal, remember }) {
 
   // Training and validation loss on a logarithmic axis; a dot per checkpoint selects it.
   function lossCurve(step, frame) {
-    const W = 420, H = 210, left = 46, bottom = 30, { train, valid, steps } = log, all = [...train, ...valid].map(([, loss]) => loss).filter((loss) => loss > 0);
-    const low = Math.log10(Math.min(...all, 1)), high = Math.log10(Math.max(...all, 1.01)), last = Math.max(steps.at(-1), ...train.map(([at]) => at), 1);
+    const W = 420, H = 210, left = 46, bottom = 30, { train, valid, steps } = log, positive = [...train, ...valid].map(([, loss]) => loss).filter((loss) => loss > 0), all = positive.length ? positive : [1];
+    const margin = 0.03, low = Math.log10(Math.min(...all)) - margin, high = Math.log10(Math.max(...all)) + margin, last = Math.max(steps.at(-1), ...train.map(([at]) => at), 1);
     const x = (at) => left + (at / last) * (W - left - 10), y = (loss) => 8 + ((high - Math.log10(Math.max(loss, 1e-12))) / (high - low || 1)) * (H - bottom - 14);
     const line = (points, name) => draw("path", { class: name, d: points.map(([at, loss], i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(loss).toFixed(1)}`).join("") });
     const near = (at) => valid.concat(train).reduce((best, point) => (Math.abs(point[0] - at) < Math.abs(best[0] - at) ? point : best), [Infinity, 1]);
     const svg = draw("svg", { class: "curve loss", viewBox: `0 0 ${W} ${H}`, role: "img" }, draw("title", {}, "Training and validation loss by step; the selected checkpoint is marked"));
-    for (let power = Math.ceil(low); power <= high; power++) svg.append(draw("path", { class: "tick", d: `M${left} ${y(10 ** power)}H${W - 10}` }), draw("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, 10 ** power));
+    for (const loss of lossTicks(10 ** low, 10 ** high)) svg.append(draw("path", { class: "tick", d: `M${left} ${y(loss)}H${W - 10}` }), draw("text", { x: left - 6, y: y(loss) + 4, "text-anchor": "end" }, loss));
     svg.append(draw("path", { class: "axis", d: `M${left} 8V${H - bottom}H${W - 10}` }), draw("text", { x: left, y: H - 14, "text-anchor": "middle" }, "0"), draw("text", { x: W - 10, y: H - 14, "text-anchor": "end" }, count(last)), draw("text", { x: (W + left) / 2, y: H - 4, "text-anchor": "middle" }, "step"),
       line(train, "line train"), line(valid, "line valid"), draw("path", { class: "now", d: `M${x(step)} 8V${H - bottom}` }));
     for (const at of steps) svg.append(draw("circle", { class: at === step ? "dot times" : "dot", cx: x(at), cy: y(near(at)[1]), r: at === step ? 5 : 3, on: { click: () => { pause(); select(at, true); } } }, draw("title", {}, `checkpoint of step ${at}`)));
@@ -146,4 +146,14 @@ export function open(box, initial, { signal, remember }) {
   }
 
   subject.open();
+}
+
+// Round values between two losses: 1, 2 and 5 times powers of ten, or tenths if these are too few.
+function lossTicks(low, high) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) for (const digit of [1, 2, 5]) ticks.push(Number((digit * 10 ** power).toPrecision(1)));
+  const inside = ticks.filter((tick) => low <= tick && tick <= high);
+  if (inside.length > 1) return inside;
+  const size = 10 ** Math.floor(Math.log10(high - low)), step = [1, 0.5, 0.2, 0.1].map((share) => share * size).find((candidate) => Math.floor(high / candidate) - Math.ceil(low / candidate) >= 2) ?? size / 10, first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(3)));
 }
