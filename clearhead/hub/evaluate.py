@@ -180,7 +180,8 @@ def _label_metrics(pipeline: Pipeline, split: Split[Batch], n: int) -> Metrics:
 def _bleu(outputs: list[str], references: list[str]) -> Metrics:
     """Return BLEU, chrF and their signature."""
     with optional_dependency("BLEU and chrF need sacrebleu: pip install 'clearhead[eval]'"):
-        from sacrebleu.metrics import BLEU, CHRF
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
     bleu, chrf = BLEU(), CHRF()
     return {
         "bleu": bleu.corpus_score(outputs, [references]).score,

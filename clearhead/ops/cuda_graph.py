@@ -45,38 +45,6 @@ class CUDAGraphs:
         return graph.replay
 
 
-class GraphedCallable:
-    """Calls a function eagerly at first, so that compilers and libraries initialize, and then replays its graph.
-
-    Args:
-        run: The function, which must use the same memory in each call after the warm-up.
-        graphs: Backend of the capture; None always calls `run`, for devices without graphs.
-        warmup_calls: Number of eager calls before the capture.
-    """
-
-    def __init__(self, run: Callable[[], None], graphs: GraphBackend | None, *, warmup_calls: int = 1) -> None:
-        self._run = run
-        self._graphs = graphs
-        self._warmup_calls = warmup_calls
-        self._n_calls = 0
-        self._replay: Callable[[], None] | None = None
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether calls replay a graph."""
-        return self._replay is not None
-
-    def __call__(self) -> None:
-        """Run the function, or replay its graph; the call after the warm-up captures it first."""
-        self._n_calls += 1
-        if self._graphs is None or self._n_calls <= self._warmup_calls:
-            self._run()
-            return
-        if self._replay is None:
-            self._replay = self._graphs.capture(self._run)
-        self._replay()
-
-
 def graphs_for(device: torch.device) -> CUDAGraphs | None:
     """Return the graph backend of a device, or None if it has no graphs."""
     return CUDAGraphs() if device.type == "cuda" else None

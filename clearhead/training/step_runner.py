@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from clearhead.data.batch import Batch
 from clearhead.nn import ExpertsFeedForward
 from clearhead.nn.modes import eval_mode, iter_modules
-from clearhead.ops.cuda_graph import CUDAGraphs, GraphBackend, GraphedCallable
+from clearhead.ops.cuda_graph import CUDAGraphs, GraphBackend
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World, local, transformer_blocks
 from clearhead.training.objective import ModelWithLoss, Objective
@@ -204,7 +204,7 @@ class GraphedStep:
         self._step = step
         self._parameters = list(parameters)
         self._graphs = SideStreamCUDAGraphs(self._parameters[0].device) if graphs is None else graphs
-        self._graphed_step = GraphedCallable(self._captured_step, self._graphs, warmup_calls=0)
+        self._replay: Callable[[], None] | None = None
         self._n_calls = 0
         self._batch: Batch | None = None  # input memory of the graph, and below its outputs
         self._scale = torch.empty(())
@@ -224,7 +224,9 @@ class GraphedStep:
         for name, static in self._batch.tensors().items():
             static.copy_(tensors[name])
         self._scale.fill_(scale)
-        self._graphed_step()
+        if self._replay is None:
+            self._replay = self._graphs.capture(self._captured_step)
+        self._replay()
         for parameter, before, gradient in zip(self._parameters, previous, self._gradients, strict=True):
             parameter.grad = gradient if before is None or gradient is None else before.add_(gradient)
         return self._loss

@@ -151,3 +151,34 @@ def test_graphed_step_on_the_stand_in_equals_eager_gradients_and_losses():
     graphed(_numbers(torch.tensor([[3]])), 1.0)
     assert len(python_calls) == WARMUP_CALLS + 2
     assert graphs.log[-1] == "side stream"
+
+
+def test_graphed_step_repeats_a_capture_that_failed():
+    attempts = []
+
+    class FailingGraphs(CPUGraphs):
+        def capture(self, run):
+            attempts.append(1)
+            if len(attempts) == 1:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().capture(run)
+
+    table = nn.Parameter(torch.arange(11.0))
+
+    def step(batch: Batch, scale: float | torch.Tensor) -> torch.Tensor:
+        total = table[batch.ids].sum()
+        (total * scale).backward()
+        return total.detach()
+
+    graphs = FailingGraphs()
+    graphed = GraphedStep(step, [table], graphs=graphs)
+    batch = _numbers(torch.tensor([[1, 2, 2]]))
+    for _ in range(3):
+        graphed(batch, 1.0)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphed(batch, 1.0)
+    table.grad = None
+    assert graphed(batch, 0.5).item() == 5
+    assert table.grad is not None
+    assert torch.equal(table.grad, torch.tensor([0, 0.5, 1.0, 0, 0, 0, 0, 0, 0, 0, 0]))
+    assert len(attempts) == 2
