@@ -89,19 +89,21 @@ def coverage(
     for a in lists[0].assertions if document else ():
         print_wrapped(f"{a.location}. {a.statement}")
         print_wrapped(", ".join(a.claims) or f"not tested: {a.reason} ({a.why or REASONS[a.reason]})", indent=2)
-    rows_of_source = [ledger.to_dict() for ledger in lists]
-    names = [name for name in rows_of_source[0] if name not in ("document", "source", "share")]
-    rows = [
-        [name.replace("_", ": "), *(d[name] for d in rows_of_source), sum(d[name] for d in rows_of_source)]
-        for name in names
-    ]
-    total = sum(d["assertions"] for d in rows_of_source)
-    shares = [*(d["share"] for d in rows_of_source), 1 - sum(d["unaccounted"] for d in rows_of_source) / total]
-    rows.append(["accounted for", *(f"{share:.1%}" for share in shares)])
-    console.print(table(["", *(d["document"] for d in rows_of_source), "all"], rows))
+    counts = [ledger.to_dict() for ledger in lists]
+    names = [name for name in counts[0] if name not in ("document", "source", "share")]
+    counts += [{"document": "all"} | {name: sum(d[name] for d in counts) for name in names}] if len(counts) > 1 else []
+    rows = []
+    for d in counts:
+        untested = sum(d[f"untested_{reason}"] for reason in REASONS)
+        share = f"{1 - d['unaccounted'] / d['assertions']:.1%}"
+        cells = (d["sentences"], d["assertions"], d["tested"], untested, d["unaccounted"], share)
+        rows.append((d["document"], *cells))
+    console.print(table(("document", "sentences", "assertions", "tested", "untested", "open", "share"), rows))
     print_wrapped(ACCOUNTED_FOR)
+    print_wrapped("The share is that of the assertions that are accounted for; the open ones are not.")
+    print_wrapped("Reasons, and the number of assertions that are not tested for them:")
     for name, text in REASONS.items():
-        print_wrapped(f"{name}: {text}")
+        print_wrapped(f"{name}, {counts[-1][f'untested_{name}']}: {text}", indent=2)
 
 
 @claims.command()

@@ -64,6 +64,13 @@ def test_coverage_command_prints_counts(run):
         assert d["share"] == 1
         assert d["tested"] + sum(d[f"untested_{reason}"] for reason in REASONS) == d["assertions"]
     assert "nor that each of its words is tested" in json.loads(out)["accounted_for"]
+    status, out, error = run("coverage")
+    assert status == 0, error
+    assert out.split("document", 1)[1].split("\n", 1)[0].split()[-2:] == ["open", "share"]
+    for d in documents:
+        untested = d["assertions"] - d["tested"]
+        row = [d["document"], *map(str, (d["sentences"], d["assertions"], d["tested"], untested, 0)), "100.0%"]
+        assert row in [line.split() for line in out.splitlines()]
     status, out, error = run("coverage", "transformer-exercises")
     assert "An assertion is accounted for if it names existing claims" in out
     assert status == 0, error
