@@ -18,7 +18,9 @@ from clearhead.cli.app import _COMMANDS, app
 from clearhead.course.claims import claims
 from clearhead.course.exercises import bundled_problems
 from clearhead.course.exercises.starter_code import starters
+from clearhead.errors import ConfigError
 from clearhead.hub import names
+from clearhead.training import PRESETS
 from tests.docs.pages import DOCS, pages
 
 PAGES = pages()
@@ -85,6 +87,21 @@ def test_page_names_only_what_exists(page, command_line):
             assert arguments[0] in bundled_problems(), line
         elif called in (["walk"], ["inspect"], ["models"]) and "/" not in arguments[0] and "." not in arguments[0]:
             assert arguments[0] in names(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_sets_only_existing_settings(page):
+    recipes = [preset() for presets in PRESETS.values() for preset in presets.values()]
+    for name in re.findall(r"--set '?([\w.]+)=", page.text):
+        assert any(has_setting(recipe, name) for recipe in recipes), name
+
+
+def has_setting(recipe, name):
+    try:
+        recipe.get(name)
+    except ConfigError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
