@@ -69,7 +69,7 @@ def penalty(w: tuple[sp.Expr, ...]) -> sp.Expr:
 @claim(
     FINAL,
     "Part 1, Q3",
-    statement="The update is w − η((P − y) x + λ w ⊙ e_k) with k the place of the largest |w|.",
+    statement="The update is w − η((P − y) x + λ w ⊙ e_k) with k the index of the largest |w|.",
     method=(
         "Autograd on the exam's loss at two points, against the formula and against the three options that "
         "are not marked; at a tie, which has no gradient, is it a subgradient (2,000 random points)?"
