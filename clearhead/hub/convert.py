@@ -112,12 +112,7 @@ def detect_family(source: CheckpointReader) -> Family:
         raise StorageError(f"the configuration in {source.path} has no model_type; expected the name of a family")
     if not isinstance(name, str):
         raise StorageError(f"{source.path}: model_type is {short_repr(name)}; expected a string")
-    if quantization := source.config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise StorageError(
-            f"the parameters in {source.path} are quantized ('quantization_config' names {short_repr(method)}); "
-            "expected floating point: load the original model, or a .gguf file"
-        )
+    _reject_quantized(source)
     families = [family for family in FAMILIES.values() if family.key == name]
     if not families:
         names = sorted({family.key for family in FAMILIES.values()})
@@ -128,6 +123,28 @@ def detect_family(source: CheckpointReader) -> Family:
     keys = ConfigReader(source.config, source.shapes)
     variant = next((family for family in families if family.matches is not None and family.matches(keys)), None)
     return variant or next((family for family in families if family.matches is None), families[0])
+
+
+# Ends of names of tensors that GPTQ, AWQ, bitsandbytes, compressed-tensors, FP8 and MXFP4 store.
+_QUANTIZED = (
+    *(".qweight", ".qzeros", ".g_idx", ".SCB", ".absmax", ".quant_map", ".weight_packed", ".weight_scale"),
+    *(".weight_scale_inv", "_proj_blocks", "_proj_scales"),
+)
+
+
+def _reject_quantized(source: CheckpointReader) -> None:
+    """Raise if the configuration or the names of tensors show that the parameters are quantized."""
+    key = next((key for key in ("quantization_config", "compression_config") if source.config.get(key)), None)
+    name = next((name for name in source.shapes if name.endswith(_QUANTIZED)), None)
+    if key is None and name is None:
+        return
+    options = source.config.get(key) if key else None
+    method = (options.get("quant_method") or options.get("format")) if isinstance(options, dict) else options
+    sign = f"{key!r} names {short_repr(method)}" if key else f"it contains {name}"
+    raise StorageError(
+        f"the parameters in {source.path} are quantized ({sign}); expected floating point: load the original model, or "
+        "a .gguf file"
+    )
 
 
 def _match_tensors(
@@ -143,7 +160,7 @@ def _match_tensors(
     used |= family.constants(config, torch.float32).keys()
     unused = [name for name in stored if name not in used and not fits(name, family.ignored_tensors)]
     if unknown := [name for name in unused if not fits(name, family.heads)]:
-        faults.append(f"not known to {family.name}: {storage.first_names(unknown)}")
+        faults.append(f"not known to {family.name}: {storage.first_names([stored[name] for name in unknown])}")
     result = []
     for weight_map in weight_maps:
         if not all(name in stored for name in weight_map.source):

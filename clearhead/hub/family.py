@@ -29,6 +29,7 @@ _EVERYWHERE = (
     *("output_attentions", "output_hidden_states", "output_past", "pad_token_id", "sep_token_id"),
     *("task_specific_params", "torch_dtype", "transformers_version", "unk_token_id", "use_cache"),
     "auto_map",  # names code to run; this project runs none
+    *("compression_config", "quantization_config"),  # not empty: rejected before
     # Of older files, and of what generates and what classifies.
     *("bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty", "do_sample"),
     *("early_stopping", "encoder_no_repeat_*", "eos_token_ids", "exponential_decay_length_penalty", "finetuning_task"),

@@ -175,10 +175,15 @@ class HFFolder(CheckpointReader):
 
 
 def _reject_adapter(folder: Path) -> None:
-    """Raise for a folder that contains changes of another model instead of a model."""
-    if not (folder / ADAPTER).is_file() or (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+    """Raise for a folder that contains changes of a model, even next to a model, which would be loaded without them."""
+    if not (folder / ADAPTER).is_file():
         return
     base = read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+        raise StorageError(
+            f"{folder} contains a PEFT adapter of {short_repr(base)} next to a model; merge it into the model with "
+            f"PEFT's merge_and_unload, or remove {ADAPTER} to load the model without it"
+        )
     raise StorageError(
         f"{folder} contains a PEFT adapter of {short_repr(base)}, not a model; merge it into that model with PEFT's "
         "merge_and_unload and save the result"

@@ -62,6 +62,26 @@ def test_load_peft_adapter_raises(tmp_path):
     assert_load_raises(tmp_path, "PEFT adapter of 'org/base'", "merge_and_unload")
 
 
+def test_load_model_next_to_a_peft_adapter_raises(llama):
+    """transformers would apply the adapter."""
+    (llama / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    assert_load_raises(llama, "PEFT adapter of 'org/base' next to a model", "remove adapter_config.json")
+
+
+@pytest.mark.parametrize("suffix", ["qweight", "SCB", "weight_packed", "weight_scale_inv"])
+def test_load_quantized_tensors_raises(llama, suffix):
+    weights = load_file(llama / "model.safetensors")
+    name = f"model.layers.0.self_attn.q_proj.{suffix}"
+    save_file(weights | {name: torch.zeros(3, dtype=torch.int32)}, llama / "model.safetensors")
+    assert_load_raises(llama, "quantized", name, ".gguf")
+
+
+def test_load_empty_quantization_config_is_ignored(llama):
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"quantization_config": None}))
+    assert ch.load(llama).config.n_layers == 2
+
+
 def test_load_missing_shard_raises(llama):
     sharded(llama)
     (llama / "b.safetensors").unlink()
@@ -119,6 +139,7 @@ def test_load_truncated_file_raises(llama):
         ({"model_type": {"name": "llama"}}, ("model_type is {'name': 'llama'}", "expected a string")),
         ({"residual_multiplier": 2.0}, ("'residual_multiplier'", "2.0")),
         ({"quantization_config": {"bits": 4}}, ("'quantization_config'",)),
+        ({"compression_config": {"format": "int-quantized"}}, ("quantized", "'int-quantized'")),
         ({"quantization_config": {"quant_method": "mxfp4"}}, ("quantized", "'mxfp4'", ".gguf")),
         ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'", "'silu'")),
         ({"hidden_size": None}, ("no 'hidden_size'",)),
