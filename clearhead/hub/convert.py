@@ -67,6 +67,8 @@ def load_from_reader(
 def _check_constants(family: Family, config: Config, source: CheckpointReader, get: Callable[[str], Tensor]) -> None:
     """Raise if a stored constant differs from the computed one by more than half precision."""
     stored = family.normalize_names(source.shapes, config)
+    if not any(name in stored for name in _constant_shapes(family, config)):
+        return
     for name, expected in family.constants(config, torch.float32).items():
         if name not in stored:
             continue
@@ -76,6 +78,17 @@ def _check_constants(family: Family, config: Config, source: CheckpointReader, g
                 f"{name} in {source.path} differs from the constant that {family.name} computes; this variant is not "
                 "supported"
             )
+
+
+def _constant_shapes(family: Family, config: Config) -> dict[str, Shape]:
+    """Return the shapes of constants without computing them, because a configuration may state any length."""
+    try:
+        with torch.device("meta"):
+            return {name: tuple(tensor.shape) for name, tensor in family.constants(config, torch.float32).items()}
+    except (OverflowError, RuntimeError) as error:
+        raise StorageError(
+            f"the constants of {family.name} cannot have these sizes: {short_repr(str(error))}"
+        ) from error
 
 
 def _check_copies(
@@ -157,7 +170,10 @@ def _match_tensors(
     if missing := [name for weight_map in weight_maps for name in weight_map.source if name not in stored]:
         faults.append(f"missing: {storage.first_names(missing)}")
     used = {name for weight_map in weight_maps for name in weight_map.source}
-    used |= family.constants(config, torch.float32).keys()
+    for name, shape in _constant_shapes(family, config).items():
+        used.add(name)
+        if name in stored and tuple(source.shapes[stored[name]]) != shape:
+            faults.append(f"{tuple(source.shapes[stored[name]])} is stored for {name}, and the model has {shape}")
     unused = [name for name in stored if name not in used and not fits(name, family.ignored_tensors)]
     if unknown := [name for name in unused if not fits(name, family.heads)]:
         faults.append(f"not known to {family.name}: {storage.first_names([stored[name] for name in unknown])}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead.errors import StorageError
 
 Shape = tuple[int, ...]
+_MAX_NAMES = 4  # of parameters in an error
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class WeightMap:
             parameters = []
         if [tuple(tensor.shape) for tensor in parameters] == list(shapes):
             return None
-        expected = " and ".join(f"{name} {shape}" for name, shape in zip(self.target, shapes, strict=True))
+        parts = [f"{name} {shape}" for name, shape in zip(self.target, shapes, strict=True)]
+        expected = " and ".join(parts if len(parts) <= _MAX_NAMES else [*parts[:_MAX_NAMES], f"{len(parts)} in all"])
         return f"{' and '.join(map(str, stored))} is stored for {', '.join(self.source)}, and the model has {expected}"
 
 
