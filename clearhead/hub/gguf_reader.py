@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._core.validation import short_repr
 from clearhead.data.tokenizers.library import HFTokenizer
-from clearhead.errors import StorageError, optional_dependency
+from clearhead.errors import ClearheadError, DataError, StorageError, optional_dependency
 from clearhead.hub.family import KeyValues
 from clearhead.hub.formats import CheckpointReader
 from clearhead.hub.gguf_architectures import ARCHITECTURES, shortest_decimals
@@ -78,6 +79,9 @@ class GGUF(CheckpointReader):
             return self.architecture.configuration(values, set(self._tensors), factors, n_tokens)
         except StorageError as error:
             raise StorageError(f"{self.path}: {error}") from error
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+            reason = f"{type(error).__name__}: {short_repr(str(error))}"
+            raise StorageError(f"{self.path}: the metadata of the model cannot be read: {reason}") from error
 
     def _reader_values(self, name: str) -> list[float]:
         """Return the values of a small tensor."""
@@ -85,7 +89,13 @@ class GGUF(CheckpointReader):
 
     def tokenizer(self) -> HFTokenizer:
         """Return the tokenizer of the file."""
-        return read_tokenizer(self.path, self.fields)
+        try:
+            return read_tokenizer(self.path, self.fields)
+        except ClearheadError:
+            raise
+        except Exception as error:  # the library raises arbitrary errors for corrupted vocabularies
+            reason = short_repr(str(error))
+            raise DataError(f"{self.path} has a tokenizer that cannot be read: {reason}; download it again") from error
 
     def generation(self) -> Mapping[str, Any]:
         return {f"{name}_token_id": self.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}

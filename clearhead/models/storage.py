@@ -340,4 +340,4 @@ def _check(model: nn.Module, file: safe_open, stored_names: dict[str, str], path
 def first_names(names: list[str], limit: int = 3) -> str:
     """Join the first few names, with the number of the others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:limit]) + more

@@ -307,6 +307,17 @@ def test_unknown_pre_tokenizer_is_named():
 
 
 @pytest.mark.bad_input
+def test_tokenizer_whose_merges_do_not_match_its_tokens_raises_one_sentence(tmp_path):
+    tokenizer, _, _ = byte_tokenizer("qwen2")
+    path = tmp_path / "model.gguf"
+    model = loaded("llama", {"vocab_size": 264}, tmp_path / "peer")
+    write_gguf(model, path, tokenizer=tokenizer)
+    path.write_bytes(path.read_bytes().replace(b"12 3", b"1q 3"))
+    with pytest.raises(DataError, match=r"has a tokenizer that cannot be read: .*1q"):
+        GGUF(path).tokenizer()
+
+
+@pytest.mark.bad_input
 def test_write_gguf_to_an_existing_file_raises(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"")
@@ -330,6 +341,7 @@ def test_model_that_files_cannot_express_is_rejected_with_the_reason(tmp_path):
         ("rope.scaling.strength", 2, "rope.scaling.strength is not known"),
         ("attention.clamp_kqv", 2.0, "attention.clamp_kqv"),
         ("expert_count", 4, "expert_count"),
+        ("rope.dimension_count", "x", "the metadata of the model cannot be read: TypeError"),
     ],
 )
 def test_unknown_metadata_is_rejected_by_name(tmp_path, key, value, words):
