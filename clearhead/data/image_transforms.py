@@ -145,7 +145,8 @@ def normalization_to_dict(choice: Normalization) -> JSONObject:
     Args:
         choice: The normalization.
     """
-    return encode(choice)
+    fields: JSONObject = encode(choice)
+    return fields
 
 
 def normalization_from_dict(fields: JSONObject) -> Normalization:
@@ -157,7 +158,8 @@ def normalization_from_dict(fields: JSONObject) -> Normalization:
     Raises:
         ConfigError: The values do not describe a normalization.
     """
-    return decode_variant(fields, (DatasetNormalize, ImageNormalize), "normalization")
+    choice: Normalization = decode_variant(fields, (DatasetNormalize, ImageNormalize), "normalization")
+    return choice
 
 
 def prepare(pixels: Tensor, normalize: Normalization) -> Float[Tensor, "B 1 height width"]:

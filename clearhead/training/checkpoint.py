@@ -129,13 +129,13 @@ def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     detached: dict[str, object] = {name: tensor.detach() for name, tensor in tensors.items()}
     try:
-        dcp.save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        save(detached, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:  # a BaseException with the failures of all processes
         first = next(iter(error.failures.values()))[0]
         if not isinstance(first, OSError):
@@ -291,15 +291,15 @@ def _read_files(folder: Path, into: Mapping[str, Tensor]) -> None:
 
 def _read_through_dcp(folder: Path, into: Mapping[str, Tensor]) -> None:
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     targets: dict[str, Tensor] = {name: tensor.detach() for name, tensor in into.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a single process is used
-            dcp.load(targets, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
+            load(targets, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, ValueError, KeyError, RuntimeError) as error:
         failures = error.failures if isinstance(error, CheckpointException) else {}
         first = next((failure for failure, _ in failures.values()), error)

@@ -99,8 +99,9 @@ class World:
         """Return a context for one backward pass of an update that reduces gradients only in the last one."""
         if isinstance(self.parallel, FSDP):
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        elif isinstance(self.parallel, DDP) and not last:
-            return model.no_sync()  # type: ignore[operator]
+        elif isinstance(model, nn.parallel.DistributedDataParallel) and not last:
+            without_sync: AbstractContextManager[None] = model.no_sync()
+            return without_sync
         return nullcontext()
 
 

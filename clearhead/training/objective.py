@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import runs_triton
+from clearhead._core.typed_module import Module
 from clearhead.data.batch import Batch
 from clearhead.data.packing import round_up
 from clearhead.errors import ConfigError
@@ -107,8 +108,9 @@ def loss_of_logits(
     if not r_drop_alpha:
         return total
     first, second = log_probs.unflatten(0, (2, -1))
-    divergence = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
-    return total / 2 + r_drop_alpha / 4 * (divergence * weights.unflatten(0, (2, -1))[0]).sum()
+    divergence: Tensor = ((first.exp() - second.exp()) * (first - second)).sum(-1)  # KL(p₁‖p₂) + KL(p₂‖p₁)
+    weighted: Tensor = (divergence * weights.unflatten(0, (2, -1))[0]).sum()
+    return total / 2 + r_drop_alpha / 4 * weighted
 
 
 def scores(model: nn.Module, batch: Batch) -> Float[Tensor, "2"]:
@@ -143,9 +145,10 @@ def chunked_loss(
 ) -> Float[Tensor, ""]:
     """Return `loss_of_logits(x matrixᵀ + bias, …)` without storing all logits."""
     needs_grad = torch.is_grad_enabled()
-    return _ChunkedLoss.apply(
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         x.flatten(0, -2), matrix, bias, labels.flatten(), weights.flatten(), objective, needs_grad
     )
+    return loss
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -270,7 +273,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class ModelWithLoss(nn.Module):
+class ModelWithLoss(Module):
     """A model and its loss in one module, so that DDP and FSDP include the product with the vocabulary."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:

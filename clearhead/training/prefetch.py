@@ -118,7 +118,7 @@ class Prefetcher:
         """Return the seconds spent waiting for batches since the last call. The device must be synchronized.
 
         The first event of a pair is passed when the work before a batch is done, the second when the batch is ready."""
-        seconds = self._wait_seconds + sum(before.elapsed_time(after) for before, after in self._events) / 1e3
+        seconds = self._wait_seconds + sum(float(before.elapsed_time(after)) for before, after in self._events) / 1e3
         self._wait_seconds = 0.0
         self._events.clear()
         return seconds

@@ -112,7 +112,7 @@ class StepRunner:
 
     def _forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
         with replace_methods(self._replacements), self._autocast():
-            total = self._wrapped(batch)
+            total: Tensor = self._wrapped(batch)
         (total * scale).backward()
         return total.detach()
 
