@@ -60,8 +60,9 @@ def cost(
     from clearhead.analysis.cost.fit import parse_bytes
     from clearhead.analysis.cost.predict import model_builder
     from clearhead.cli import cost_output as output
+    from clearhead.cli import cost_query
 
-    layer = output.LayerSizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
+    layer = cost_query.LayerSizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
     has_no_model = model is None and d_model is None and n_heads is None and tokens is None
     if save_machine is not None:
         if not has_no_model or measure:
@@ -71,12 +72,12 @@ def cost(
         raise ConfigError("--measure needs a model; `python -m benchmarks cost` measures the reference models")
     if source_length is not None and tokens is None:
         raise ConfigError("--source-length needs --tokens, the length of the target")
-    subject = output.resolve_model(model, layer)
+    subject = cost_query.resolve_model(model, layer)
     inputs = input_spec(vocab_size, input_dim, input_shape)
     if inputs:
         subject = replace(model_builder(subject), inputs=inputs["inputs"])
-    target_device, machine = output.choose_device(device, measure=measure)
-    query = output.CostQuery(
+    target_device, machine = cost_query.choose_device(device, measure=measure)
+    query = cost_query.CostQuery(
         subject=subject,
         tokens=tokens if source_length is None or tokens is None else (source_length, tokens),
         batch=batch,
