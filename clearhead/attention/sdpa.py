@@ -13,7 +13,7 @@ learned bias its gradient; impl="auto" prefers "sparse" for such inputs, which a
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,7 @@ from clearhead.attention.normalizers import Softmax
 from clearhead.attention.reference import repeat_kv_heads, scores_overflow
 from clearhead.attention.scores import Bilinear, Dot, ScaledDot, SoftCapped
 from clearhead.masks import Causal, Mask
+from clearhead.ops.sdpa_backends import WithoutCuDNN, is_rare_size
 
 if TYPE_CHECKING:
     from clearhead.attention.sparse.plan import Plan
@@ -76,7 +77,9 @@ class SDPAImplementation(Implementation):
         if len(batch_shape) != 1:
             q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
         # Inputs already have the autocast dtype; autocast would also round the bias.
-        with nullcontext() if inputs.bias is None else inputs.no_autocast():
+        autocast = nullcontext() if inputs.bias is None else inputs.no_autocast()
+        kernels = _kernels_for(q, k, v, is_causal, attn_mask) if q.is_cuda else _ANY_KERNEL
+        with autocast, kernels:
             out = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -93,6 +96,20 @@ class SDPAImplementation(Implementation):
 
 
 SDPA = SDPAImplementation()
+
+_ANY_KERNEL: AbstractContextManager[None] = nullcontext()
+
+
+def _kernels_for(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, attn_mask: Tensor | None
+) -> AbstractContextManager[None]:
+    """Return a context without cuDNN's attention for sizes that are rare: it prepares a plan for each."""
+    if torch.compiler.is_compiling():
+        return _ANY_KERNEL
+    mask_shape = None if attn_mask is None else attn_mask.shape
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    key = (q.shape, k.shape, v.shape, q.stride(), k.stride(), q.dtype, q.device, is_causal, mask_shape, needs_grad)
+    return WithoutCuDNN() if is_rare_size(key) else _ANY_KERNEL
 
 
 def kernel_unsupported_reason(inputs: AttentionInputs) -> str | None:

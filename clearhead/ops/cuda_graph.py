@@ -1,4 +1,4 @@
-"""CUDA graphs: replay the kernels of a function with one launch, and attention backends for changing shapes.
+"""CUDA graphs: replay the kernels of a function with one launch.
 
 A pass of a small model consists of hundreds of short kernels, and launching them takes the host longer than they run. A
 CUDA graph launches them all at once. It reads and writes the memory that it was captured with, so the captured function
@@ -7,11 +7,9 @@ must use the same memory in each call."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CaptureErrorMode = Literal["global", "thread_local", "relaxed"]
 
@@ -48,9 +46,3 @@ class CUDAGraphs:
 def graphs_for(device: torch.device) -> CUDAGraphs | None:
     """Return the graph backend of a device, or None if it has no graphs."""
     return CUDAGraphs() if device.type == "cuda" else None
-
-
-def sdpa_without_cudnn(enabled: bool = True) -> AbstractContextManager[None]:
-    """Exclude cuDNN's attention, which prepares a plan for each shape, if `enabled`."""
-    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(backends) if enabled else nullcontext()

@@ -20,7 +20,7 @@ from torch.fx.experimental import _config as symbols
 from clearhead._core.json_types import JSONObject
 from clearhead.data.batch import Batch
 from clearhead.data.sampler import Batches, FixedSize, Size, examples_of
-from clearhead.ops.cuda_graph import sdpa_without_cudnn
+from clearhead.ops.sdpa_backends import fixed_sizes, sdpa_without_cudnn
 
 PREFETCH_BATCHES = 4
 MAX_EXAMPLES_IN_MESSAGE = 16
@@ -50,7 +50,8 @@ def kernels_for(size: Size) -> Iterator[None]:
     longer than many steps, so other kernels are used; they are also faster with the masks of packed rows. Source and
     target sizes that are equal in the first batch may differ in the next one, and one compiled graph serves both."""
     if isinstance(size, FixedSize):
-        yield
+        with fixed_sizes():  # graphs are captured after few calls
+            yield
         return
     with sdpa_without_cudnn(), symbols.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         yield

@@ -10,7 +10,9 @@ import torch
 
 import clearhead
 from clearhead.attention import attend
-from clearhead.masks import causal, window
+from clearhead.attention.sparse import interval_op, launch, op
+from clearhead.attention.sparse.fast_launch import FastLaunch
+from clearhead.masks import causal, documents, every, window
 
 PACKAGE = str(Path(clearhead.__file__).parent)
 
@@ -44,3 +46,41 @@ def test_warm_attend_runs_few_python_functions(mask, length, limit):
         for _ in range(2):
             attend(q, k, v, mask)
         assert count_python_calls(lambda: attend(q, k, v, mask)) <= limit
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Run everything of the Triton kernels except the kernels, and return the list of launches."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    launched = []
+    for module in (op, interval_op):
+        monkeypatch.setattr(module, "runs_triton", lambda x: True)
+    monkeypatch.setattr(launch, "launch_kernel", lambda *args, **constants: launched.append(args))
+    monkeypatch.setattr(FastLaunch, "__call__", lambda self, *args, **constants: launched.append(args))
+    return launched
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize(
+    ("mask", "n_kernels", "limit"),
+    [
+        (causal() & (window(64, 0) | every(32)), 4, 82),
+        (causal() & documents(torch.arange(512) // 100), 3, 95),
+    ],
+    ids=["plan", "intervals"],
+)
+def test_warm_sparse_step_runs_few_python_functions(launches, mask, n_kernels, limit):
+    """Forward and backward outside of graphs, without the launches."""
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 16, 512, 64).bfloat16().unbind())
+    grad = torch.randn(1, 16, 512, 64).bfloat16()
+
+    def step():
+        out = attend(q, k, v, mask, impl="sparse")
+        torch.autograd.grad(out, (q, k, v), grad)
+
+    for _ in range(3):
+        step()
+    launches.clear()
+    count = count_python_calls(step)
+    assert len(launches) == n_kernels
+    assert count <= limit

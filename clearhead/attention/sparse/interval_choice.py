@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from clearhead._core.caches import CACHES
 from clearhead.attention.inputs import AttentionInputs, mask_to_bhts, to_bhtd
 from clearhead.attention.scores import SoftCapped
 from clearhead.attention.sparse import interval_cpu
@@ -22,6 +23,9 @@ from clearhead.masks import Causal, Full, Or
 from clearhead.masks.pair_interval import PairIntervals
 
 _FULL = Full()
+
+IntervalBounds = tuple[tuple[tuple[int, ...], bool], ...]
+"""The first seven fields of each `PairInterval`, and whether its pairs do not depend on data."""
 
 
 def usable_intervals(inputs: AttentionInputs) -> PairIntervals | None:
@@ -62,7 +66,8 @@ def _is_short(inputs: AttentionInputs, intervals: PairIntervals) -> bool:
 
     heads, width, backward, dtype, _ = work_key(inputs)
     rates = rates_for(inputs.q.device, dtype)
-    pairs = _expected_pairs(inputs, intervals) * heads
+    bounds = tuple([(interval[:7], interval.ids is None and not interval.bounds) for interval in intervals])
+    pairs = _expected_pairs(bounds, inputs.T, inputs.S, inputs.query_offset) * heads
     interval_ms = rates.interval_ms(pairs=pairs, rows=inputs.T * heads, width=width, backward=backward)
     return interval_ms < (rates.training if backward else rates.forward).plan_host
 
@@ -92,25 +97,46 @@ def intervals_beat_sdpa(inputs: AttentionInputs, intervals: PairIntervals) -> bo
     """Return whether the kernel of row intervals is predicted to be faster than SDPA on a GPU, without reading data."""
     from clearhead.attention.sparse.kernel import work_key  # which imports this module
 
-    heads, width, backward, dtype, sdpa_dtype = work_key(inputs)
-    sparse_rates, sdpa_rates = (rates_for(inputs.q.device, kind) for kind in (dtype, sdpa_dtype))
-    pairs = _expected_pairs(inputs, intervals) * heads
-    sparse_ms = sparse_rates.interval_ms(pairs=pairs, rows=inputs.T * heads, width=width, backward=backward)
+    work, T, S, device = work_key(inputs), inputs.T, inputs.S, inputs.q.device
+    bounds = tuple([(interval[:7], interval.ids is None and not interval.bounds) for interval in intervals])
+    sparse_ms, least_sdpa_ms = _predicted_ms(bounds, T, S, inputs.query_offset, work, device)
+    if sparse_ms < least_sdpa_ms:
+        return True  # whatever its mask costs as a tensor
     assert inputs.mask is not None
-    work = sdpa_work(inputs.mask, inputs.T, inputs.S, heads, inputs.q.device)
-    return sparse_ms < sdpa_rates.sdpa_ms(work, width=width, backward=backward)
+    heads, width, backward, _, sdpa_dtype = work
+    sdpa_ms = rates_for(device, sdpa_dtype).sdpa_ms(
+        sdpa_work(inputs.mask, T, S, heads, device), width=width, backward=backward
+    )
+    return sparse_ms < sdpa_ms
 
 
-def _expected_pairs(inputs: AttentionInputs, intervals: PairIntervals) -> float:
+@CACHES.lru(1024)
+def _predicted_ms(
+    bounds: IntervalBounds,
+    T: int,
+    S: int,
+    query_offset: int,
+    work: tuple[int, int, bool, torch.dtype, torch.dtype],
+    device: torch.device,
+) -> tuple[float, float]:
+    """Return the predicted time of the kernel of row intervals, and of SDPA without building the mask."""
+    heads, width, backward, dtype, sdpa_dtype = work
+    pairs = _expected_pairs(bounds, T, S, query_offset) * heads
+    sparse_ms = rates_for(device, dtype).interval_ms(pairs=pairs, rows=T * heads, width=width, backward=backward)
+    least = AttentionWork(masked=float(T * S * heads), launches=1)
+    return sparse_ms, rates_for(device, sdpa_dtype).sdpa_ms(least, width=width, backward=backward)
+
+
+def _expected_pairs(bounds: IntervalBounds, T: int, S: int, query_offset: int) -> float:
     """Return about how many pairs the kernel computes per head, without reading data.
 
     Documents and intervals per query rarely span a sequence, so their pairs count half. If one does, the kernel still
     takes less time than SDPA with a mask as a tensor.
     """
     pairs = 0.0
-    for interval in intervals:
-        within_bounds = estimate_pairs((interval[:7],), inputs.T, inputs.S, inputs.query_offset)
-        pairs += within_bounds if interval.ids is None and not interval.bounds else within_bounds / 2
+    for interval, is_exact in bounds:
+        within_bounds = estimate_pairs((interval,), T, S, query_offset)
+        pairs += within_bounds if is_exact else within_bounds / 2
     return pairs
 
 

@@ -106,7 +106,9 @@ class IntervalCall:
         distance_bias: Tensor | None = None,
         cap: float = 0.0,
     ) -> None:
-        self.q, self.k, self.v = unit_stride(q), unit_stride(k), unit_stride(v)
+        self.q = q if q.stride(-1) == 1 else q.contiguous()
+        self.k = k if k.stride(-1) == 1 else k.contiguous()
+        self.v = v if v.stride(-1) == 1 else v.contiguous()
         self.B, self.H, self.T, self.D = q.shape
         self.K, self.S, self.E = k.shape[1], k.shape[2], v.shape[3]
         self.rows = rows

@@ -166,20 +166,11 @@ class SparseImplementation(Implementation):
         is_compiling = torch.compiler.is_compiling()
         if isinstance(plan, RowIntervals) or (is_compiling and usable_intervals(inputs) is not None):
             return run_intervals(inputs, plan if isinstance(plan, RowIntervals) else None)
-        from clearhead.attention.sparse.op import gathered
+        from clearhead.attention.sparse.op import attend_by_plan, gathered
 
         dot = inputs.dot_product()
         assert dot is not None
         q = dot.q
-        if is_compiling:
-            from clearhead.attention.sparse.compile import constant_handle, plan_key
-
-            key = plan_key(inputs)
-            assert key is not None  # checked by unsupported_reason
-            handle = constant_handle(key)
-        else:
-            assert plan is not None
-            handle = plan.handle  # the caller keeps the plan alive until the operator has run
         lead = q.shape[:-3]
         bias = None if inputs.bias is None else bias_bhts(inputs, lead)
         k, v = inputs.k, inputs.v
@@ -190,7 +181,15 @@ class SparseImplementation(Implementation):
         if len(lead) != 1:
             q, k, v = to_bhtd(q), to_bhtd(k), to_bhtd(v)
         distance_bias = None if inputs.distance_bias is None else inputs.scaled_distance_bias()
-        out: Tensor = gathered(q, k, v, bias, handle, dot.scale, distance_bias, dot.cap)[0]
+        if is_compiling:
+            from clearhead.attention.sparse.compile import constant_handle, plan_key
+
+            key = plan_key(inputs)
+            assert key is not None  # checked by unsupported_reason
+            out: Tensor = gathered(q, k, v, bias, constant_handle(key), dot.scale, distance_bias, dot.cap)[0]
+        else:
+            assert plan is not None
+            out = attend_by_plan(q, k, v, bias, plan, dot.scale, distance_bias, dot.cap)
         if out.dtype != inputs.q.dtype:
             out = out.to(inputs.q.dtype)
         return out if len(lead) == 1 else out.reshape(*lead, *out.shape[-3:])

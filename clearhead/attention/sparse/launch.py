@@ -1,27 +1,21 @@
 """Launch the Triton kernels: tile sizes, strides and the block index of a launch_args, as kernel arguments.
 
-Lists are cut into tiles of N positions. A kernel iterates over tiles, whatever column ranges a tile contains; tiles
-before the first partial column need no test. A block with a very long list is split among several programs, whose
-partial results are reduced afterwards."""
+A kernel iterates over tiles of a list (`work_items`), whatever column ranges a tile contains; tiles before the first
+partial column need no test."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from clearhead.attention.sparse.block_index import BlockIndex, ragged_positions
+from clearhead.attention.sparse.block_index import BlockIndex
 from clearhead.attention.sparse.distance_sums import BackwardState, DistanceSums
 from clearhead.attention.sparse.fast_launch import launch_kernel
-
-CONCURRENT_PROGRAMS = 400
-"""Approximate number of programs that a large GPU runs at once (three on each of 132 multiprocessors)."""
-MIN_SPLIT_TILES = 16
-"""Smallest number of tiles per part of a split list."""
+from clearhead.attention.sparse.work_items import schedule
 
 
 @dataclass(frozen=True)
@@ -57,6 +51,7 @@ class Tiles:
         return Tiles(forward, query, key, None if self.long is None else self.long.narrowed())
 
 
+@lru_cache
 def tiles_for(dtype: torch.dtype, width: int, modifies_scores: bool = False) -> Tiles:
     """Return tile sizes that fit the registers and shared memory of a current GPU, measured on an H200.
 
@@ -79,6 +74,7 @@ def _tiles_for(dtype: torch.dtype, width: int) -> Tiles:
     return Tiles(Tile(64, 32, 4, 2), Tile(64, 32, 4, 1), Tile(32, 32, 4, 1))
 
 
+@lru_cache
 def padded_width(width: int) -> int:
     """Return the width of a tile: a power of two, at least 16 for tensor cores."""
     return max(16, 1 << (width - 1).bit_length())
@@ -104,15 +100,33 @@ class KernelInputs:
         self.K, self.S, self.E = k.shape[1], k.shape[2], v.shape[3]
         self.groups = self.H // self.K
         self.bias = None if bias is None else bias.expand(self.B, self.H, self.T, self.S)
+        self.bias_shape = None if bias is None else bias.shape  # before it was expanded
         self.scale, self.cap = scale, cap
         self.distance_bias = distance_bias  # (H or 1, T + S)
         self.modifies_scores = distance_bias is not None or cap > 0.0
         self.acc_dtype = torch.promote_types(q.dtype, torch.float32)  # of scores and sums
 
     @cached_property
-    def distance(self) -> Tensor | None:
-        """The bias by distance as the Triton kernels read it."""
-        return None if self.distance_bias is None else self.distance_bias.to(torch.float32).contiguous()
+    def has_int64_offsets(self) -> bool:
+        """Whether offsets within a head exceed 32 bits."""
+        q, k, v = self.q, self.k, self.v
+        return max(self.T * q.stride(2), self.S * k.stride(2), self.S * v.stride(2)) >= 1 << 31
+
+    @cached_property
+    def scores(self) -> tuple[Tensor, Tensor, tuple[int, ...], int]:
+        """The bias, the bias by distance, and their strides; for an absent one, any tensor is passed."""
+        distance = self.q if self.distance_bias is None else self.distance_bias.to(torch.float32).contiguous()
+        distance_stride = 0 if self.distance_bias is None or len(distance) == 1 else distance.stride(0)
+        if self.bias is None:
+            return self.q, distance, (0, 0, 0, 0), distance_stride
+        return self.bias, distance, self.bias.stride(), distance_stride
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """Everything of the inputs on which `LaunchArgs` depend."""
+        has_bias, has_distance = self.bias is not None, self.distance_bias is not None
+        sizes = self.B, self.H, self.K, self.D, self.E
+        return (*sizes, self.q.dtype, has_bias, has_distance, self.cap > 0.0, self.has_int64_offsets)
 
     @cached_property
     def flat(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,26 +151,20 @@ def unit_stride(x: Tensor) -> Tensor:
 class LaunchArgs:
     """Arguments of the kernels for one piece: its block index, scheduled in tiles, and compile-time constants.
 
+    They depend on sizes and dtypes only, so they are stored with the block index; see `launch_args`.
+
     `is_first`: the piece overwrites the results; other pieces add to them. `n_columns`: number of columns of the call,
     which can be smaller than that of the index."""
 
     def __init__(
-        self,
-        inputs: KernelInputs,
-        block_index: BlockIndex,
-        tile: Tile,
-        is_first: bool,
-        n_columns: int,
-        *,
-        lockstep: bool = False,
+        self, inputs: KernelInputs, block_index: BlockIndex, tile: Tile, is_first: bool, n_columns: int, lockstep: bool
     ) -> None:
-        self.inputs, self.block_index, self.is_first = inputs, block_index, is_first
-        self.n_columns = n_columns
+        self.block_index, self.is_first, self.n_columns, self.H = block_index, is_first, n_columns, inputs.H
         key = (tile.N, inputs.B * inputs.H, is_first, lockstep)
         self.work = block_index.memoize(("schedule", *key), lambda: schedule(block_index, *key))
         self.active = self.work.work_items.shape[1] if inputs.B * inputs.H else 0
         self.patterns = inputs.patterns(block_index)
-        self.constants = self._constants(tile)
+        self.constants = self._constants(inputs, tile)
         modulus, residue = block_index.skipped_residue
         self.sizes = block_index.N, self.work.work_items.shape[1], residue + 1 - modulus
         row_mask = block_index.row_bounds if block_index.row_bounds is not None else block_index.row_bits
@@ -167,14 +175,9 @@ class LaunchArgs:
         )
         # In the order of the kernels' parameters.
         self.tensors = (self.patterns, self.rows, self.work.column_ranges, self.work.work_items, row_mask, column_ids)
-        bias, distance = inputs.bias, inputs.distance
-        self.bias, self.bias_strides = (inputs.q, (0, 0, 0, 0)) if bias is None else (bias, bias.stride())
-        self.distance = inputs.q if distance is None else distance
-        self.distance_stride = 0 if distance is None or len(distance) == 1 else distance.stride(0)
 
-    def _constants(self, tile: Tile) -> dict[str, Any]:
-        x, block_index = self.inputs, self.block_index
-        max_offset = max(y.shape[2] * y.stride(2) for y in (x.q, x.k, x.v))
+    def _constants(self, x: KernelInputs, tile: Tile) -> dict[str, Any]:
+        block_index = self.block_index
         needs_registers = x.bias is not None or x.modifies_scores or block_index.row_bits is not None
         registers = {}
         if tile.registers is not None and not torch.version.hip:
@@ -195,7 +198,7 @@ class LaunchArgs:
             "HAS_COLUMN_IDS": block_index.column_ids is not None,
             "HAS_BIAS": x.bias is not None,
             "IS_FIRST": self.is_first,
-            "INT64_OFFSETS": max_offset >= 1 << 31,
+            "INT64_OFFSETS": x.has_int64_offsets,
             "PRECISION": "ieee" if x.q.dtype == torch.float32 else "tf32",
             "IS_SHORTER": self.n_columns < block_index.n_columns,
             "HAS_DISTANCE": x.distance_bias is not None,
@@ -221,26 +224,36 @@ class LaunchArgs:
         launch_kernel(
             sum_partials_kernel, (active * gradient.shape[0] * gradient.shape[1],),
             gradient, partials, self.work.n_partials, self.patterns, self.rows, self.work.reductions,
-            *gradient.stride()[:3], gradient.shape[2], self.inputs.H, groups, self.block_index.N, active,
+            *gradient.stride()[:3], gradient.shape[2], self.H, groups, self.block_index.N, active,
             D=width, DP=padded_width(width), M=self.block_index.M, HAS_ROW_IDS=self.constants["HAS_ROW_IDS"],
             IS_FIRST=self.is_first,
         )  # fmt: skip
+
+
+def launch_args(
+    x: KernelInputs, block_index: BlockIndex, tile: Tile, is_first: bool, n_columns: int, lockstep: bool = False
+) -> LaunchArgs:
+    """Return the arguments of a piece, computed once for inputs of the same kind."""
+    options = tile.N, tile.warps, tile.stages, tile.registers  # hashing a tile would call a function
+    key = ("launch", x.key, options, is_first, n_columns < block_index.n_columns, lockstep)
+    return block_index.memoize(key, lambda: LaunchArgs(x, block_index, tile, is_first, n_columns, lockstep))
 
 
 def forward(x: KernelInputs, block_index: BlockIndex, tile: Tile, out: Tensor, lse: Tensor, is_first: bool) -> None:
     """Merge a piece into `out` and `lse`, or overwrite them if it is the first."""
     from clearhead.attention.sparse.triton_forward import forward_kernel, merge_partials_kernel
 
-    args, heads = LaunchArgs(x, block_index, tile, is_first, x.S), x.B * x.H
+    args, heads = launch_args(x, block_index, tile, is_first, x.S), x.B * x.H
     if not args.active:
         return
     constants, n_partials = args.constants, args.work.n_partials
+    bias, distance, bias_strides, distance_stride = x.scores
     partials, state = args.partials(heads, constants["EP"], lse), args.partials(heads, 2, lse)
     launch_kernel(
             forward_kernel, (args.active * heads,),
-        x.q, x.k, x.v, out, lse, args.bias, args.distance, partials, state, n_partials, *args.tensors,
-        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *args.bias_strides,
-        args.distance_stride, x.scale, x.cap, x.T, x.S, x.H, x.groups, *args.sizes,
+        x.q, x.k, x.v, out, lse, bias, distance, partials, state, n_partials, *args.tensors,
+        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *bias_strides,
+        distance_stride, x.scale, x.cap, x.T, x.S, x.H, x.groups, *args.sizes,
         **constants,
     )  # fmt: skip
     if n_partials:
@@ -259,7 +272,7 @@ def prepare(out: Tensor, grad: Tensor, lse: Tensor, is_natural: bool) -> tuple[T
     from clearhead.attention.sparse.triton_forward import prepare_kernel
 
     B, H, T, E = out.shape
-    shift, delta = (torch.empty(B, H, T, dtype=torch.float32, device=out.device) for _ in range(2))
+    shift, delta = torch.empty(2, B, H, T, dtype=torch.float32, device=out.device).unbind()
     if delta.numel():
         M = 64
         launch_kernel(
@@ -286,19 +299,20 @@ def query_gradient(
     `sum_distances`: add it to the sums by distance instead."""
     from clearhead.attention.sparse.triton_backward import query_kernel
 
-    args, heads = LaunchArgs(x, block_index, tile, is_first, x.S), x.B * x.H
+    args, heads = launch_args(x, block_index, tile, is_first, x.S), x.B * x.H
     if not args.active:
         return
     grad, shift, delta = state
+    bias, distance, bias_strides, distance_stride = x.scores
     partials = args.partials(heads, args.constants["DP"], shift)
     rows = None if distances is None or sum_distances else distances.rows
     sums = (x.q, x.q) if distances is None else (distances.sums, distances.units)
     launch_kernel(
             query_kernel, (args.active * heads,),
-        x.q, x.k, x.v, grad, dq, shift, delta, args.bias, args.distance, *sums, x.q if rows is None else rows, partials,
+        x.q, x.k, x.v, grad, dq, shift, delta, bias, distance, *sums, x.q if rows is None else rows, partials,
         args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
-        *args.bias_strides, args.distance_stride, x.scale, x.cap, x.T, x.S, x.H, x.groups, *args.sizes,
+        *bias_strides, distance_stride, x.scale, x.cap, x.T, x.S, x.H, x.groups, *args.sizes,
         **args.constants, SUM_ROWS=rows is not None, SUM_DISTANCES=sum_distances,
     )  # fmt: skip
     if not sum_distances:
@@ -314,81 +328,21 @@ def key_gradient(
     # Query heads that share a key/value head must iterate over the same blocks: if their patterns differ, no block is
     # split or dropped.
     same_pattern = block_index.batch == 1 or block_index.batch_shape[-1] == 1 or x.groups == 1
-    args, heads = LaunchArgs(x, block_index, tile, is_first, x.T, lockstep=not same_pattern), x.B * x.K
+    args, heads = launch_args(x, block_index, tile, is_first, x.T, not same_pattern), x.B * x.K
     if not args.active:
         return
     grad, shift, delta = state
-    dk_partials, dv_partials = (args.partials(heads, args.constants[width], shift) for width in ("DP", "EP"))
+    bias, distance, bias_strides, distance_stride = x.scores
+    dk_partials = args.partials(heads, args.constants["DP"], shift)
+    dv_partials = args.partials(heads, args.constants["EP"], shift)
     launch_kernel(
             key_kernel, (args.active * heads,),
-        x.q, x.k, x.v, grad, dk, dv, shift, delta, args.bias, args.distance, dk_partials, dv_partials,
+        x.q, x.k, x.v, grad, dk, dv, shift, delta, bias, distance, dk_partials, dv_partials,
         args.work.n_partials, *args.tensors,
-        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *args.bias_strides,
+        *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *bias_strides,
         *dk.stride()[:3], *dv.stride()[:3],
-        args.distance_stride, x.scale, x.cap, x.S, x.T, x.H, x.groups, *args.sizes,
+        distance_stride, x.scale, x.cap, x.S, x.T, x.H, x.groups, *args.sizes,
         **args.constants, VALUES_FIRST=tile.warps > 4,
     )  # fmt: skip
     args.reduce(dk, dk_partials, x.groups)
     args.reduce(dv, dv_partials, x.groups)
-
-
-# -- schedules --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WorkSchedule:
-    """The column ranges as the kernels read them, and the work of each program; tensors are int32.
-
-    Attributes:
-        column_ranges: (blocks, n, 3) column at list position 0 (extrapolated), step, first list position.
-        work_items: (batch, A, 7) block (−1: none), first tile, end tile, index of the partial result (−1: none), and of
-            the block: `n_full`, `n_total`, `row_mask_start`.
-        reductions: (batch, X, 3) block (−1: none), first partial result, number of partial results.
-        n_partials: Number of partial results per head."""
-
-    column_ranges: Tensor
-    work_items: Tensor
-    reductions: Tensor
-    n_partials: int
-
-
-def schedule(block_index: BlockIndex, N: int, heads: int, keep_empty: bool, lockstep: bool) -> WorkSchedule:
-    """Return the schedule in tiles of N positions for `heads` (batch × heads) at once.
-
-    `lockstep`: every pattern has the same blocks, none of them split."""
-    start, step, end = block_index.column_ranges.long().unbind(-1)
-    begin = torch.nn.functional.pad(end, (1, 0))[:, :-1]
-    # Extrapolated to list position 0: a kernel then adds step × position. At least one range remains, even if empty.
-    ranges = torch.stack([start - step * begin, step, begin], -1)[:, (end > begin).any(0)]
-    ranges = ranges if ranges.shape[1] else ranges.new_zeros(len(ranges), 1, 3)
-    tiles = (block_index.n_total.long() + N - 1) // N
-    tiles = tiles.reshape(-1, block_index.N).cpu()
-    items, reductions, n_partials = _split_work(tiles, heads, keep_empty, lockstep)
-    items = items.to(block_index.n_total.device)
-    block = items[..., 0].clamp(min=0) + block_index.N * torch.arange(len(items), device=items.device)[:, None]
-    block_fields = (block_index.n_full, block_index.n_total, block_index.row_mask_start)
-    block_values = torch.stack([x[block].int() for x in block_fields], -1)
-    work_items = torch.cat([items, block_values], -1)
-    return WorkSchedule(ranges.int().contiguous(), work_items, reductions.to(items.device), n_partials)
-
-
-def _split_work(tiles: Tensor, heads: int, keep_empty: bool, lockstep: bool) -> tuple[Tensor, Tensor, int]:
-    """Return work items and reductions for blocks with this many tiles (batch, N).
-
-    Longest items come first; if `lockstep`, blocks are not split and are in order."""
-    work = int(tiles.sum()) * max(heads // len(tiles), 1)
-    limit = max(MIN_SPLIT_TILES, -(-work // (3 * CONCURRENT_PROGRAMS)))
-    parts = torch.ones_like(tiles) if lockstep else ((tiles + limit - 1) // limit).clamp(min=int(keep_empty))
-    partials = torch.where(parts > 1, parts, 0)
-    begins = partials.cumsum(1) - partials
-    items, reductions = [], []
-    for n_tiles, n_parts, n_partials, begin in zip(tiles, parts, partials, begins, strict=True):
-        block, part = ragged_positions(n_parts)
-        first, last = (n_tiles[block] * end // n_parts[block] for end in (part, part + 1))
-        partial = torch.where(n_partials[block] > 0, begin[block] + part, -1)
-        item = torch.stack([block, first, last, partial], 1)
-        items.append(item if lockstep else item[(first - last).sort(stable=True).indices])
-        split = n_partials.nonzero().flatten()
-        reductions.append(torch.stack([split, begin[split], n_partials[split]], 1))
-    tables = [pad_sequence(rows, batch_first=True, padding_value=-1).int() for rows in (items, reductions)]
-    return tables[0], tables[1], int(partials.sum(1).max())

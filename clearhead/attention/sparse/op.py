@@ -1,7 +1,8 @@
-"""Sparse attention as one torch operator, so that `torch.compile` and autograd see a single node on every device.
+"""Sparse attention by a plan as one torch operator, so that `torch.compile` sees a single node on every device.
 
 A plan cannot be an argument of an operator, so its handle is (`Plan.handle`). The caller keeps the plan alive, and so
-does the autograd node until its backward."""
+does the autograd node until its backward. Outside of compiled graphs the kernels are called directly, because
+dispatching an operator takes longer than launching its kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sparse import cpu, launch
@@ -41,14 +43,7 @@ def gathered(
     cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, for the plan with this handle."""
-    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale, distance_bias, cap)
-    if runs_triton(q):
-        out, lse = forward_triton(sparse_plan, kernel_inputs)
-    else:
-        with torch.autocast("cpu", enabled=False):  # products stay in the accumulation dtype
-            out, lse = _forward_cpu(sparse_plan, kernel_inputs)
-    # The layout that the fake implementation declares; dense kernels return other layouts.
-    return out.contiguous(), lse.contiguous()
+    return _forward(PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale, distance_bias, cap))
 
 
 @gathered.register_fake
@@ -82,22 +77,15 @@ def gathered_backward(
     needs_distance_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and, if needed, of the bias and the bias by distance (else empty tensors)."""
-    sparse_plan, kernel_inputs = PLANS.by_handle(handle), KernelInputs(q, k, v, bias, scale, distance_bias, cap)
-    grad, dbias, d_distance = unit_stride(grad), q.new_empty(0), q.new_empty(0, dtype=lse.dtype)
-    if runs_triton(q):
-        dq, dk, dv, sums_by_distance = backward_triton(sparse_plan, kernel_inputs, grad, out, lse, needs_distance_grad)
-        d_distance = d_distance if sums_by_distance is None else sums_by_distance
-    else:
-        sums = q.new_zeros(bias.shape, dtype=kernel_inputs.acc_dtype) if bias is not None and needs_dbias else None
-        if distance_bias is not None and needs_distance_grad:
-            d_distance = q.new_zeros(distance_bias.shape, dtype=lse.dtype)
-        with torch.autocast("cpu", enabled=False):
-            dq, dk, dv = _backward_cpu(
-                sparse_plan, kernel_inputs, grad, out, lse, sums, d_distance if needs_distance_grad else None
-            )
-        if bias is not None and sums is not None:
-            dbias = sums.to(bias.dtype)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias, d_distance
+    x = KernelInputs(q, k, v, bias, scale, distance_bias, cap)
+    dq, dk, dv, dbias, d_distance = _backward(
+        PLANS.by_handle(handle), x, grad, out, lse, needs_dbias, needs_distance_grad
+    )
+    if dbias is None:
+        dbias = q.new_empty(0)
+    if d_distance is None:
+        d_distance = q.new_empty(0, dtype=lse.dtype)
+    return dq, dk, dv, dbias, d_distance
 
 
 @gathered_backward.register_fake
@@ -120,7 +108,7 @@ def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa
         ctx.plan = PLANS.by_handle(handle)  # keeps it alive
 
 
-def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     q, k, v, bias, out, lse, distance_bias = ctx.saved_tensors
     n_inputs = len(ctx.needs_input_grad)  # graphs leave out the last arguments if they are the defaults
     if grad is None:
@@ -134,7 +122,88 @@ def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, AN
     return (dq, dk, dv, dbias if needs_dbias else None, None, None, distance_grad, None)[:n_inputs]
 
 
-gathered.register_autograd(_backward, setup_context=_setup)
+gathered.register_autograd(_differentiate, setup_context=_setup)
+
+
+# -- outside of graphs -------------------------------------------------------------------------------------------------
+
+
+def attend_by_plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    plan: Plan,
+    scale: float,
+    distance_bias: Tensor | None = None,
+    cap: float = 0.0,
+) -> Tensor:
+    """Return the output (B, H, T, E) outside of graphs."""
+    if torch._C._len_torch_dispatch_stack():  # a mode that records operators must see one
+        out: Tensor = gathered(q, k, v, bias, plan.handle, scale, distance_bias, cap)[0]
+        return out
+    if torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in (q, k, v, bias, distance_bias)]):
+        result: Tensor = _PlannedAttention.apply(q, k, v, bias, distance_bias, plan, scale, cap)  # type: ignore[no-untyped-call]
+        return result
+    return _forward(plan, KernelInputs(q, k, v, bias, scale, distance_bias, cap))[0]
+
+
+class _PlannedAttention(torch.autograd.Function):
+    """The kernels as one node of the autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        distance_bias: Tensor | None,
+        plan: Plan,
+        scale: float,
+        cap: float,
+    ) -> Tensor:
+        out, lse = _forward(plan, KernelInputs(q, k, v, bias, scale, distance_bias, cap))
+        ctx.save_for_backward(q, k, v, bias, distance_bias, out, lse)
+        ctx.plan, ctx.scale, ctx.cap = plan, scale, cap
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, distance_bias, out, lse = ctx.saved_tensors
+        x = KernelInputs(q, k, v, bias, ctx.scale, distance_bias, ctx.cap)
+        needs_dbias, needs_distance_grad = ctx.needs_input_grad[3:5]
+        gradients = _backward(ctx.plan, x, grad, out, lse, needs_dbias, needs_distance_grad)
+        return (*gradients, None, None, None)
+
+
+def _forward(plan: Plan, x: KernelInputs) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp, in the layout that the fake implementation declares."""
+    if runs_triton(x.q):
+        out, lse = forward_triton(plan, x)
+    else:
+        with torch.autocast("cpu", enabled=False):  # products stay in the accumulation dtype
+            out, lse = _forward_cpu(plan, x)
+    return out.contiguous(), lse.contiguous()  # dense kernels return other layouts
+
+
+def _backward(
+    plan: Plan, x: KernelInputs, grad: Tensor, out: Tensor, lse: Tensor, needs_dbias: bool, needs_distance_grad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of q, k and v and, if needed, of the bias and the bias by distance."""
+    grad = unit_stride(grad)
+    if runs_triton(x.q):
+        dq, dk, dv, d_distance = backward_triton(plan, x, grad, out, lse, needs_distance_grad)
+        return dq.contiguous(), dk.contiguous(), dv.contiguous(), None, d_distance
+    sums = x.q.new_zeros(x.bias_shape, dtype=x.acc_dtype) if x.bias_shape is not None and needs_dbias else None
+    d_distance = None
+    if x.distance_bias is not None and needs_distance_grad:
+        d_distance = x.q.new_zeros(x.distance_bias.shape, dtype=lse.dtype)
+    with torch.autocast("cpu", enabled=False):
+        dq, dk, dv = _backward_cpu(plan, x, grad, out, lse, sums, d_distance)
+    dbias = None if sums is None or x.bias is None else sums.to(x.bias.dtype)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias, d_distance
 
 
 # -- with Triton ------------------------------------------------------------------------------------------------------
@@ -164,12 +233,14 @@ def backward_triton(
     dense = _dense_backward(plan, x, grad, out, lse)
     if dense is None:
         # The first piece overwrites every row; without pieces, the gradients are zero.
-        allocate = torch.empty_like if plan.query_pieces else torch.zeros_like
-        dq, dk, dv = (allocate(y, memory_format=torch.contiguous_format) for y in (x.q, x.k, x.v))
+        allocate, layout = torch.empty_like if plan.query_pieces else torch.zeros_like, torch.contiguous_format
+        dq = allocate(x.q, memory_format=layout)
+        dk = allocate(x.k, memory_format=layout)
+        dv = allocate(x.v, memory_format=layout)
     else:
         dq, dk, dv = dense
     if not plan.query_pieces:
-        zeros = torch.zeros_like(x.distance) if needs_distance_grad and x.distance is not None else None
+        zeros = torch.zeros_like(x.scores[1]) if needs_distance_grad else None
         return dq, dk, dv, zeros
     tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E), x.modifies_scores)
     state = (grad, *launch.prepare(out, grad, lse, x.bias is not None or x.modifies_scores))

@@ -32,8 +32,9 @@ from clearhead.generation.engine.static_cache import CacheShape, StaticKVCache
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.nn.modes import eval_mode, iter_modules
-from clearhead.ops.cuda_graph import graphs_for, sdpa_without_cudnn
+from clearhead.ops.cuda_graph import graphs_for
 from clearhead.ops.fused_linear import apply_norm, fused_linear_decode
+from clearhead.ops.sdpa_backends import sdpa_without_cudnn
 
 Slots: TypeAlias = int | Literal["auto"]
 _State = TypeVar("_State")

@@ -129,10 +129,10 @@ def run_case(number, longer=0):
     """Run a case in the interpreting process, with a plan for some more queries and keys."""
     import torch
 
-    from clearhead.attention.sparse import launch
+    from clearhead.attention.sparse import work_items
 
     text, shape, query_offset, name, kind, dense, split = CASES[number]
-    launch.MIN_SPLIT_TILES, launch.CONCURRENT_PROGRAMS = (2, 1) if split else (16, 400)
+    work_items.MIN_SPLIT_TILES, work_items.CONCURRENT_PROGRAMS = (2, 1) if split else (16, 400)
     generator = torch.Generator().manual_seed(number)
     mask = mask_of(text, shape, generator)
     bias = bias_of(kind, shape, query_offset, generator)
