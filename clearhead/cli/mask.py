@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,12 +33,19 @@ def mask(
     device: Annotated[str | None, option("Device of the plan: cpu or cuda. Default: a GPU if available.")] = None,
     json: Json = False,
 ) -> None:
-    """Draw a mask and print the number of allowed pairs, its density and its sparsity.
+    """Draw a mask and print the number of allowed pairs, its density and its sparsity; or draw a bias of scores.
 
     Rows are queries, columns are keys; filled cells may attend. Expressions use Python's syntax:
     full() causal() window(before, after) clamped(before, after) every(step, start=0) dilated(step) prefix(n)
     blocks(size) scattered(per_row, seed) padding(length) axis(mask, dim, grid=(…), tile=(…))
-    per_head(mask, …, repeat=1), joined by & | ~ and .T"""
+    per_head(mask, …, repeat=1), joined by & | ~ and .T. Masks of tensors (documents(ids), intervals(start, stop),
+    selected(blocks, size), allow, forbid) exist in Python only.
+
+    Biases of scores: alibi(heads) distance(function), joined by +. Functions of the distance: linear(slope)
+    clipped(slope, limit) logarithm(scale, rate) power(scale, exponent) gaussian(width). A bias with a table,
+    relative(table, buckets(…)), exists in Python only."""
+    if _is_bias(expression):
+        return _show_bias(expression, n, keys, offset, svg, json)
     parsed = ch.masks.parse(expression)
     S = n if keys is None else keys
     allowed = parsed.count(n, S, query_offset=offset)
@@ -68,6 +76,32 @@ def mask(
         for line in f"\n{explanation}\n".split("\n"):
             print_wrapped(line.lstrip(), indent=len(line) - len(line.lstrip()), hang=11)
         show_picture(sparse_plan.draw().text(console.width))
+    if svg is not None:
+        print_line(f"drawing written to {svg}")
+
+
+def _is_bias(expression: str) -> bool:
+    """Return whether an expression begins with the name of a bias."""
+    return re.match(r"\s*(alibi|distance|relative)\b", expression) is not None
+
+
+def _show_bias(expression: str, n: int, keys: int | None, offset: int | None, svg: Path | None, json: bool) -> None:
+    """Draw the first head of a bias and print the size of its values."""
+    from clearhead.attention import biases
+
+    bias, S = biases.parse(expression), n if keys is None else keys
+    drawing = bias.draw(n, S, query_offset=offset or 0)
+    if svg is not None:
+        with writing(svg):
+            svg.write_text(drawing.svg(), encoding="utf-8")
+    n_heads = bias.n_heads or 1
+    if json:
+        return show_json(
+            {"expression": str(bias), "queries": n, "keys": S, "heads": n_heads, "values": n_heads * (n + S)}
+        )
+    show_picture(drawing.text(console.width))
+    heads = "one head" if n_heads == 1 else f"{n_heads} heads"
+    console.print(f"\n{n_heads * (n + S):,} values by distance for {heads}, {n_heads * n * S:,} as a tensor")
     if svg is not None:
         print_line(f"drawing written to {svg}")
 

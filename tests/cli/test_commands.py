@@ -130,6 +130,15 @@ class TestMask:
         assert ran.json["allowed"] == 5 + 6 + 7
         ET.parse(tmp_path / "m.svg")
 
+    def test_bias_is_drawn_and_counted(self, cli, tmp_path):
+        ran = cli("mask", "alibi(2) + distance(gaussian(4.0))", "-n", 12)
+        assert ran.code == 0
+        assert " 0 ██▓▓" in ran.out
+        assert "48 values by distance for 2 heads, 288 as a tensor" in ran.out
+        document = cli("mask", "alibi(8)", "-n", 3, "--keys", 7, "--svg", tmp_path / "b.svg", "--json").json
+        assert document == {"expression": "alibi(8)", "queries": 3, "keys": 7, "heads": 8, "values": 80}
+        ET.parse(tmp_path / "b.svg")
+
     def test_mask_prints_and_returns_the_plan(self, cli):
         ran = cli("mask", "window(2, 2) | every(4)", "-n", 4096, "--plan")
         assert ran.code == 0
@@ -148,6 +157,8 @@ class TestMask:
             (["winow(2, 2)"], "window"),
             (["causal()", "-n", "3", "--keys", "5"], "offset"),
             (["__import__('os')"], "column 1"),
+            (["alibi(2) + relative(table)"], "table"),
+            (["distance(cubic(3))"], "cubic"),
         ],
     )
     def test_invalid_input_is_a_one_line_error(self, cli, arguments, message):
