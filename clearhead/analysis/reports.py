@@ -21,7 +21,7 @@ from clearhead.analysis.inputs.pipelines import (
     source_and_target_ids,
 )
 from clearhead.analysis.tracing.trace import Trace, trace
-from clearhead.analysis.views.report import AttentionReport, Labels, build_report
+from clearhead.analysis.views.report import AttentionReport, Labels, Sound, build_report
 from clearhead.data import audio
 from clearhead.data.tasks.speech import TAIL_SECONDS
 from clearhead.errors import DataError
@@ -131,11 +131,13 @@ def report_for_audio(trained: Pipeline, samples: Float[Tensor, " N"], *, name: s
     image = (255 * (shape - shape.min()) / (shape.max() - shape.min()).clamp(min=1e-6)).to(torch.uint8)
     image = image.repeat_interleave(max(1, image.shape[1] // (3 * len(image))), 0)
     title = f"{name} → {' '.join(symbols.values()) or 'nothing'}"
-    metadata = {"mask": str(model.config.mask), "heard": ", ".join(names[n] for n in symbols) or "nothing"}
+    heard = ", ".join(f"{text} ({ends[n]:.2f} s)" for n, text in symbols.items())
+    metadata = {"mask": str(model.config.mask), "heard": heard or "nothing"}
+    sound = Sound(samples, mel.sample_rate, ends, symbols)
     report = build_report(
         t, names, title=title, metadata=_metadata(trained) | metadata, image=image, grid=(1, len(logits))
     )
-    return replace(report, query=next(iter(symbols), None))
+    return replace(report, query=next(iter(symbols), None), sound=sound)
 
 
 def report_for_ids(trained: Pipeline, ids: list[int], *, title: str, layer: str | None = None) -> AttentionReport:

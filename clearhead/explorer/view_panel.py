@@ -52,7 +52,10 @@ def attention(request: ModelRequest, context: RequestContext) -> JSONObject:
     def on_layer(i: int, n_layers: int) -> None:
         context.checkpoint(i, n_layers if is_long else 0, f"layer {i + 1} of {n_layers}")
 
-    return page_data(report, on_layer=on_layer)
+    data = page_data(report, on_layer=on_layer)
+    if isinstance(sound := data["sound"], dict):
+        data["sound"] = {**sound, "wav": ""}  # the page has the recording, and a player
+    return data
 
 
 @action(ModelRequest)

@@ -197,6 +197,28 @@ def test_invalid_values_are_marked_and_not_used(tab, panel, label, value, messag
     assert number.get_attribute("aria-invalid") == "true"
 
 
+def test_invalid_value_of_the_address_is_shown_in_an_open_field(tab):
+    tab.open("model?model=sort-dedup&text=D+A&seed=-4")
+    tab.page.wait_for_selector(".sampling .problem:has-text('seed is -4')")
+    assert tab.page.locator(".sampling").first.evaluate("details => details.open")
+
+
+def test_unknown_model_of_the_address_is_reported(tab):
+    tab.open("model?model=nothing")
+    tab.wait_for_view("attention")
+    assert "“nothing” is not a model of this panel" in tab.page.locator(".subject .problem").first.inner_text()
+    tab.page.locator(".subject select").select_option("sort-dedup")
+    tab.page.wait_for_selector(".answer-output:has-text('<STOP>')")
+    assert tab.page.locator(".subject .problem").first.inner_text() == ""
+
+
+def test_panel_reports_that_the_models_are_loading(tab):
+    tab.page.route("**/api/models", lambda route: None)  # never answered
+    tab.page.goto("about:blank")
+    tab.page.goto(f"{tab.client.address}#model")
+    tab.page.wait_for_selector(".pane[data-state=loading]:has-text('Loading')")
+
+
 def test_one_unreadable_cell_does_not_block_grading(tab):
     tab.open("exercises?name=sort-dedup-softmax")
     tab.page.locator(".worksheet input").nth(0).fill("1/x")

@@ -117,7 +117,7 @@ def test_listen_returns_the_digits_and_times_of_the_recognizer(page):
     assert [symbol["end"] for symbol in result["symbols"]] == pytest.approx([symbol.end for symbol in expected])
     report = page.post("attention", {"model": "spoken-digits", "samples": data})
     heard = dict(report["metadata"])["heard"]
-    assert heard == ", ".join(f"{symbol.text} {symbol.end:.2f} s" for symbol in expected)
+    assert heard == ", ".join(f"{symbol.text} ({symbol.end:.2f} s)" for symbol in expected)
 
 
 def test_attention_equals_the_attention_report(page, sorter):

@@ -239,7 +239,7 @@ class PatchView {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(photograph(), 0, 0, plain.width, plain.height);
     const titled = (title, canvas) => make("figure", {}, canvas, make("figcaption", { textContent: title }));
-    box.replaceChildren(make("div", { className: isSound ? "patches sound" : "patches" }, titled(what, plain), titled(`Attention of the selected ${part}`, this.canvas)));
+    box.replaceChildren(make("div", { className: isSound ? "patches sound" : "patches" }, titled(what, plain), titled(`Attention of the selected ${part}`, this.canvas)), ...(data.sound ? timeLine(data.sound, box.clientWidth - 40) : []));
     this.listen();
     this.shade(this.row);
   }
@@ -300,6 +300,21 @@ class PatchView {
       pen.strokeRect(j * broad + 1, i * tall + 1, broad - 2, tall - 2);
     }
   }
+}
+
+// Return the time axis below a spectrogram, with the recognized symbols, and a player of the recording if the page contains it.
+function timeLine({ wav, start, end, symbols }, room) {
+  const W = Math.max(240, Math.min(960, room)), H = 40, x = (time) => ((time - start) / (end - start)) * W, step = [0.1, 0.2, 0.5, 1, 2, 5, 10].find((size) => (end - start) / size <= W / 70) ?? 30;
+  const part = (tag, attributes, text = "") => { const element = document.createElementNS(SVG, tag); for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value); element.textContent = text; return element; };
+  const svg = part("svg", { class: "time-line", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": symbols.map(({ text, end: at }) => `${text} ended at ${at.toFixed(2)} s`).join(", ") });
+  for (let t = Math.ceil(start / step) * step; t <= end; t += step) svg.append(part("path", { d: `M${x(t)} 22v4` }), part("text", { x: Math.min(W - 14, Math.max(10, x(t))), y: 38, "text-anchor": "middle" }, `${Number(t.toFixed(1))} s`));
+  for (const { text, end: at } of symbols) svg.append(part("path", { class: "symbol", d: `M${x(at)} 0v22` }), part("text", { class: "symbol", x: x(at) - 4, y: 14, "text-anchor": "end" }, text));
+  if (!wav) return [svg];
+  const player = make("audio", { controls: true, src: `data:audio/wav;base64,${wav}` }), cursor = part("path", { class: "cursor", d: "M0 0v22" });
+  svg.append(cursor);
+  player.ontimeupdate = () => cursor.setAttribute("transform", `translate(${x(player.currentTime)} 0)`);
+  svg.addEventListener("click", (event) => { const frame = svg.getBoundingClientRect(); player.currentTime = Math.max(0, start + ((event.clientX - frame.left) / frame.width) * (end - start)); player.play(); });
+  return [svg, player];
 }
 
 let photo = null;

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import itertools
 import json
 import math
 import re
+import wave
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Float
 from clearhead.analysis.views.attention_map import AttentionMap, HeadStats
 from clearhead.analysis.views.chart import Chart, PCAProjection
-from clearhead.analysis.views.report import ROLLOUT_LIMIT, AttentionReport
+from clearhead.analysis.views.report import ROLLOUT_LIMIT, AttentionReport, Sound
 from clearhead.errors import ConfigError
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -188,7 +190,26 @@ def page_data(
             {"path": path, "values": [float(f"{n:.4g}") for n in norms.tolist()]} for path, norms in report.norms
         ],
         "image": image,
+        "sound": None if report.sound is None else _sound(report.sound),
         "footer": _footer(maps),
+    }
+
+
+def _sound(sound: Sound) -> JSONObject:
+    """Return the recording as a WAV file, the time of the picture's edges, and the recognized symbols."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(sound.sample_rate)
+        out.writeframes((sound.samples.float().clamp(-1, 1).cpu() * 32767).to(torch.int16).numpy().tobytes())
+    ends = sound.ends
+    step = ends[1] - ends[0] if len(ends) > 1 else ends[0]
+    return {
+        "wav": base64.b64encode(file.getvalue()).decode(),
+        "start": ends[0] - step,
+        "end": ends[-1],
+        "symbols": [{"text": text, "end": ends[n]} for n, text in sound.symbols.items()],
     }
 
 

@@ -30,6 +30,23 @@ _CHECKED_ROWS = 256  # number of rows for which the recomputed output is checked
 Labels = Sequence[str] | Mapping[str, tuple[Sequence[str], Sequence[str]]] | None
 
 
+@dataclass(frozen=True)
+class Sound:
+    """The recording of a report.
+
+    Attributes:
+        samples: The samples, from −1 to 1.
+        sample_rate: Samples per second.
+        ends: End of each encoder frame, in seconds.
+        symbols: The recognized symbols, by frame.
+    """
+
+    samples: Tensor
+    sample_rate: int
+    ends: Sequence[float]
+    symbols: Mapping[int, str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionReport:
     """Everything that a page shows of one run.
@@ -41,6 +58,7 @@ class AttentionReport:
         norms: Norm of the residual stream after each block, (T,) each.
         image: Input image or spectrogram, (height, width) uint8.
         query: The query that a page selects first; None selects the middle one.
+        sound: The recording whose spectrogram the image is.
     """
 
     title: str
@@ -49,6 +67,7 @@ class AttentionReport:
     norms: Sequence[tuple[str, Tensor]] = ()
     image: Tensor | None = None
     query: int | None = None
+    sound: Sound | None = None
 
     def __post_init__(self) -> None:
         if not self.maps:

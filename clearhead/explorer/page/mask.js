@@ -30,7 +30,7 @@ export function open(box, initial, { signal, remember }) {
   }
 
   function fail(error) {
-    if (error.field === "queries") return length.problem(error.message);
+    if (error.field === "queries") { ready("error"); return length.problem(error.message); }
     input.setAttribute("aria-invalid", "true");
     out.classList.add("old");
     errorBox.textContent = `${error.column ? `${state.e}\n${" ".repeat(error.column - 1)}^\n` : ""}${error.message.replace(/^column \d+: /, "")}`;

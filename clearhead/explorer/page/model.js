@@ -21,6 +21,7 @@ export function open(box, initial, { signal, remember }) {
   const views = choices("View", VIEWS, state.view, (view) => { Object.assign(state, { view, at: "" }); save(); showView(); });
   const switchOff = make("a", { className: "act", href: "#intervention", hidden: true, title: "Open Interventions with this head, or all heads of the layer, set to zero", on: { pointerenter: linkHead, focus: linkHead, click: linkHead } }, "Switch this head off →");
   const why = make("a", { className: "act", href: "#tour", hidden: true, title: "Which parts of the model write this token? Open the tour of this run" });
+  views.hidden = true; // until the model is known
   const subject = new Subject({ state, signal, save, onModel: showViews, onRun, onFail: (error) => (error.isEmpty ? stage.empty(error.message) : stage.fail(error.message)), onLoading: () => { requests.stop(); stage.loading(); } });
   modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, make("div", { className: "form tight" }, why, switchOff, button("Save as one page", savePage, { title: "Save what is shown here as one HTML file" }))), stage);
   let viewEnd = new AbortController(), view = null;

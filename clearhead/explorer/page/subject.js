@@ -42,11 +42,13 @@ export class Subject {
     this.sampling = make("details", { className: "sampling" }, make("summary", { textContent: "Sampling" }), make("div", {}));
     this.generation = make("section", { className: "generation", ariaLabel: "Generation" },
       make("div", { className: "transport" }, this.start, this.back, this.forward, this.play, this.rest), this.candidates, this.sampling);
-    this.box = make("aside", { className: "subject", ariaLabel: "Model and input" }, field("Model", this.pick), this.facts, this.textField, this.chatBox, this.examples,
+    for (const part of [this.textField, this.chatBox, this.pad.box, this.sound.box, this.generation]) part.hidden = true; // until the model is known
+    this.box = make("aside", { className: "subject", ariaLabel: "Model and input" }, (this.modelField = field("Model", this.pick)), this.facts, this.textField, this.chatBox, this.examples,
       this.pad.box, this.sound.box, ...controls, this.generation);
   }
 
   open() {
+    this.onLoading();
     listing ??= ask("models", {});
     this.listing.run(() => listing, ({ models }) => {
       const checkpoints = models.flatMap((model) => model.checkpoints.map((name) => ({ ...model, name, run: model.name })));
@@ -67,6 +69,7 @@ export class Subject {
   selectModel(name, keepState = false) {
     const model = this.models.find((candidate) => candidate.name === name) ?? this.models[0], { state } = this;
     this.model = model;
+    this.modelField.problem(name && name !== model.name ? `“${name}” is not a model of this panel; ${model.name} is shown` : "");
     this.pick.value = model.name;
     this.pause();
     if (!keepState || name !== model.name) Object.assign(state, { text: "", w: "", t: "", k: "", p: "", chat: "" });

@@ -156,7 +156,11 @@ export function slider(label, steps, value, onChange, { min = steps[0], max = In
 // Show an error next to the field that it names, or in `fallback(message)`. `fields` maps names of the request to fields.
 export function routeError(error, fields, fallback) {
   const box = fields[error.field];
-  if (box) box.problem(error.message);
+  if (box) {
+    box.problem(error.message);
+    const closed = box.closest("details:not([open])");
+    if (closed) closed.open = true;
+  }
   fallback(box ? "" : error.message);
 }
 

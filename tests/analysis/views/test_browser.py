@@ -10,7 +10,7 @@ import torch
 from clearhead.analysis.measures import value_weighted_norms
 from clearhead.analysis.views.attention_map import AttentionMap, AxisLayout
 from clearhead.analysis.views.page import render_page
-from clearhead.analysis.views.report import AttentionReport
+from clearhead.analysis.views.report import AttentionReport, Sound
 from clearhead.masks import causal
 from tests.support.attention_weights import softmax
 from tests.support.browser import BROWSER, run_script_in_page
@@ -154,3 +154,24 @@ def test_page_image_report_in_browser(tmp_path):
     assert results["legend"].startswith("0")
     assert "of its attention" in results["legend"]
     assert results["matrix"] > 20
+
+
+def test_page_sound_report_has_a_time_axis_and_a_player(tmp_path):
+    ends = [0.25 * (n + 1) for n in range(8)]
+    report = AttentionReport(
+        title="a sound",
+        maps=[
+            AttentionMap.of(
+                softmax(2, 8, 8, sharp=3.0), [f"{end} s" for end in ends], path="blocks.0.attention", grid=(1, 8)
+            )
+        ],
+        image=torch.arange(6 * 16, dtype=torch.uint8).view(6, 16),
+        sound=Sound(torch.sin(torch.arange(12000) / 5), 8000, ends, {1: "4", 5: "2"}),
+    )
+    results = run_script(tmp_path, report, "sound.js")
+    assert results["captions"] == ["Mel spectrogram", "Attention of the selected frame"]
+    assert results["axis"][:3] == ["0 s", "0.2 s", "0.4 s"]
+    assert [text for text, _ in results["symbols"]] == ["4", "2"]
+    expected = [results["width"] * end / 2 - 4 for end in (0.5, 1.5)]
+    assert [x for _, x in results["symbols"]] == pytest.approx(expected)
+    assert results["seconds"] == pytest.approx(1.5, abs=0.01)
