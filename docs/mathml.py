@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from html import escape
 from typing import Any
 
@@ -13,13 +15,23 @@ from sphinx.util import logging
 # Commands that docutils' LaTeX parser does not support, and their replacements.
 ALIASES = {r"\dots": r"\ldots", r"\mathrm{E}": r"\operatorname{E}", r"\!": ""}
 
+# Characters that must not be separated from an adjacent inline equation by a line break.
+CLOSING = re.compile(r"[.,;:!?)\]’”]+")
+OPENING = re.compile(r"[(\[‘“]$")
+
+
+def _bold(match: re.Match[str]) -> str:
+    """Return a bold Greek letter; the parser renders `\\boldsymbol` as plain, and ignores where its argument ends."""
+    return unicodedata.lookup(f"MATHEMATICAL BOLD SMALL {match[1].upper()}")
+
 
 def mathml(tex: str, *, block: bool) -> str:
     """Convert an equation from LaTeX to MathML; raise MathError if it cannot be parsed."""
     for command, replacement in ALIASES.items():
         tex = tex.replace(command, replacement)
+    tex = re.sub(r"\\boldsymbol\{\\(\w+)\}", _bold, tex)
     markup: str = latex2mathml.tex2mathml(tex, as_block=block)
-    return markup
+    return re.sub(r'<mo( class="\w+")?>‖</mo>', r'<mo\1 stretchy="false">‖</mo>', markup)  # norms of one height
 
 
 def _markup(node: Any, *, block: bool) -> str:
@@ -32,7 +44,8 @@ def _markup(node: Any, *, block: bool) -> str:
 
 
 def _inline(translator: Any, node: nodes.math) -> None:
-    translator.body.append(_markup(node, block=False))
+    markup = f"{node.get('before', '')}{_markup(node, block=False)}{node.get('after', '')}"
+    translator.body.append(f'<span class="equation">{markup}</span>')
     raise nodes.SkipNode
 
 
@@ -44,7 +57,22 @@ def _display(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _attach_punctuation(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Move punctuation next to an inline equation into its node, so that no line breaks between them."""
+    for node in list(doctree.findall(nodes.math)):
+        siblings, i = node.parent.children, node.parent.index(node)
+        if i + 1 < len(siblings) and isinstance(siblings[i + 1], nodes.Text):
+            text = siblings[i + 1].astext()
+            if match := CLOSING.match(text):
+                node["after"] = match[0]
+                node.parent[i + 1] = nodes.Text(text[match.end() :])
+        if i > 0 and isinstance(siblings[i - 1], nodes.Text) and (match := OPENING.search(siblings[i - 1].astext())):
+            node["before"] = match[0]
+            node.parent[i - 1] = nodes.Text(siblings[i - 1].astext()[: match.start()])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the math renderer with Sphinx."""
+    app.connect("doctree-resolved", _attach_punctuation)
     app.add_html_math_renderer("mathml", (_inline, None), (_display, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
