@@ -15,6 +15,11 @@ from sphinx.util import logging
 # Commands that docutils' LaTeX parser does not support, and their replacements.
 ALIASES = {r"\dots": r"\ldots", r"\mathrm{E}": r"\operatorname{E}", r"\!": ""}
 
+# Names of functions, such as "log V", are followed by a thin space, except before a bracket, and preceded by one.
+SPACE = '<mspace width="0.1667em"></mspace>'
+APPLIED = re.compile(r"(<mo>&ApplyFunction;</mo>)(?!\s*(?:<mrow>\s*)?<mo[^>]*>[(\[])")
+PRECEDED = re.compile(r"(</(?:mi|mn|msub|msup|msubsup|mfrac)>|\)</mo>)(?=\s*<mi[^>]*>\w\w+</mi>\s*<mo>&ApplyFunction;)")
+
 # Characters that must not be separated from an adjacent inline equation by a line break.
 CLOSING = re.compile(r"[.,;:!?)\]’”]+")
 OPENING = re.compile(r"[(\[‘“]$")
@@ -31,6 +36,7 @@ def mathml(tex: str, *, block: bool) -> str:
         tex = tex.replace(command, replacement)
     tex = re.sub(r"\\boldsymbol\{\\(\w+)\}", _bold, tex)
     markup: str = latex2mathml.tex2mathml(tex, as_block=block)
+    markup = PRECEDED.sub(rf"\1{SPACE}", APPLIED.sub(rf"\1{SPACE}", markup))
     return re.sub(r'<mo( class="\w+")?>‖</mo>', r'<mo\1 stretchy="false">‖</mo>', markup)  # norms of one height
 
 

@@ -33,6 +33,14 @@ def test_bars_of_a_norm_do_not_stretch(mathml):
     assert markup.count('stretchy="false">‖') == 2
 
 
+@pytest.mark.parametrize(
+    ("tex", "n_spaces"),
+    [(r"\log V", 1), (r"\log(V)", 0), (r"x \log V", 2), (r"(a)\operatorname{f}(x)", 0), (r"n \sin(x)", 1)],
+)
+def test_names_of_functions_have_thin_spaces(mathml, tex, n_spaces):
+    assert mathml.mathml(tex, block=False).count("<mspace") == n_spaces
+
+
 def test_punctuation_is_attached_to_inline_equations(mathml):
     from docutils import nodes, utils
 
