@@ -294,7 +294,28 @@ def run(command: str, *, lines: int | None = None) -> None:
         sys.argv = previous_argv
     # Keep colors, which pages display, but remove the escape codes with which a progress bar hides the cursor.
     text = re.sub(r"\x1b\[\?25[hl]", "", out.getvalue()).rstrip("\n").split("\n")
-    print(f"$ {command}")
-    print("\n".join(line.rstrip() for line in text[:lines]))
+    shown = [f"$ {command}", *(line.rstrip() for line in text[:lines])]
     if lines is not None and len(text) > lines:
-        print(f"… {len(text) - lines} more lines")
+        shown.append(f"… {len(text) - lines} more lines")
+    if any("8;2;" in line for line in shown):  # pages show the 16 colors of a terminal, but not 24-bit colors
+        from IPython.display import display
+
+        display(HTMLOutput(f'<div class="highlight"><pre>{terminal_html(chr(10).join(shown))}</pre></div>'))
+    else:
+        print("\n".join(shown))
+
+
+def terminal_html(text: str) -> str:
+    """Return the output of a terminal with its 24-bit colors as HTML, without other escape codes."""
+    parts, n_open = [], 0
+    for piece in re.split(r"(\x1b\[[\d;]*m)", text):
+        if not piece.startswith("\x1b["):
+            parts.append(escape(piece))
+        elif color := re.fullmatch(r"\x1b\[([34])8;2;(\d+);(\d+);(\d+)m", piece):
+            name = "color" if color[1] == "3" else "background"
+            parts.append(f'<span style="{name}: rgb({color[2]}, {color[3]}, {color[4]})">')
+            n_open += 1
+        else:
+            parts.append("</span>" * n_open)
+            n_open = 0
+    return "".join(parts) + "</span>" * n_open

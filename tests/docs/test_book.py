@@ -233,6 +233,15 @@ def test_plotting_helpers_return_html(monkeypatch):
     assert out.getvalue().splitlines()[-1].startswith("… ")
 
 
+def test_terminal_html_keeps_colors_and_closes_its_spans(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    show = importlib.import_module("plotting")
+    markup = show.terminal_html("a < b \x1b[38;2;1;2;3m\x1b[48;2;4;5;6mx\x1b[0m \x1b[1my\x1b[0m")
+    assert markup == (
+        'a &lt; b <span style="color: rgb(1, 2, 3)"><span style="background: rgb(4, 5, 6)">x</span></span> y'
+    )
+
+
 def test_heat_with_small_squares_shows_a_color_scale(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
     show = importlib.import_module("plotting")
