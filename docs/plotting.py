@@ -294,15 +294,15 @@ def run(command: str, *, lines: int | None = None) -> None:
         sys.argv = previous_argv
     # Keep colors, which pages display, but remove the escape codes with which a progress bar hides the cursor.
     text = re.sub(r"\x1b\[\?25[hl]", "", out.getvalue()).rstrip("\n").split("\n")
-    shown = [f"$ {command}", *(line.rstrip() for line in text[:lines])]
+    output_lines = [f"$ {command}", *(line.rstrip() for line in text[:lines])]
     if lines is not None and len(text) > lines:
-        shown.append(f"… {len(text) - lines} more lines")
-    if any("8;2;" in line for line in shown):  # pages show the 16 colors of a terminal, but not 24-bit colors
+        output_lines.append(f"… {len(text) - lines} more lines")
+    if any("8;2;" in line for line in output_lines):  # pages show the 16 colors of a terminal, but not 24-bit colors
         from IPython.display import display
 
-        display(HTMLOutput(f'<div class="highlight"><pre>{terminal_html(chr(10).join(shown))}</pre></div>'))
+        display(HTMLOutput(f'<div class="highlight"><pre>{terminal_html(chr(10).join(output_lines))}</pre></div>'))
     else:
-        print("\n".join(shown))
+        print("\n".join(output_lines))
 
 
 def terminal_html(text: str) -> str:
