@@ -104,6 +104,8 @@ class Notation(ABC):
             if fraction is not None:
                 return fraction, _FRACTION
             return f"{self._inner(node.left, _PRODUCT)} / {self._inner(node.right, _FRACTION)}", _PRODUCT
+        if isinstance(node.left, ast.Constant) and node.left.value == 0:
+            return "0", _ATOM  # 0·I, the zero matrix
         between = self.between if isinstance(node.op, ast.MatMult) else self.times
         return f"{self._inner(node.left, _PRODUCT)}{between}{self._inner(node.right, _FRACTION)}", _PRODUCT
 

@@ -116,7 +116,7 @@ def html(proof: Proof) -> str:
 _STYLE = (
     "font-family: Cambria, Georgia, serif; line-height: 1.6",
     "border-collapse: collapse; margin: .6rem 0",
-    "padding: .15rem .6rem .15rem 0; vertical-align: baseline; border: 0; background: none",
+    "padding: .15rem .6rem .15rem 0; vertical-align: baseline; white-space: nowrap; border: 0; background: none",
     "color: #666; font-size: .9em; padding: .15rem 0 .15rem 1rem; border: 0; background: none",
 )
 
@@ -155,6 +155,26 @@ def html_fragment(proof: Proof) -> str:
     return "\n".join([*parts, f"<p><em>{verification(proof)}</em></p>", "</div>"])
 
 
+_MARGINS = r"\usepackage[margin=20mm]{geometry}"
+_BESIDE = r"\parbox[t]{0.4\linewidth}"  # reasons are wrapped
+
+
+def _latex_prose(text: str) -> str:
+    """Format words with mathematics in linear notation for LaTeX."""
+    parts = []
+    for run in runs(text):
+        if run.script:
+            parts.append(f"${'_' if run.script < 0 else '^'}{{{_latex_symbols(run.text)}}}$")
+        else:
+            parts.append(f"${run.text}$" if run.is_variable else words(run.text))
+    return "".join(parts).replace("$$", " ")
+
+
+def _latex_symbols(text: str) -> str:
+    """Return an index or a power, which is inside of mathematics already."""
+    return words(text).replace("$", "")
+
+
 def latex(proof: Proof) -> str:
     """Return the proof as a LaTeX document with one `align` environment per chain.
 
@@ -162,24 +182,24 @@ def latex(proof: Proof) -> str:
         proof: The proof.
     """
     notation = Latex(proof.symbols)
-    parts = [r"\documentclass{article}", r"\usepackage{amsmath}", r"\begin{document}"]
-    parts += [rf"\section*{{{words(proof.title)}}}", words(proof.statement)]
+    parts = [r"\documentclass{article}", r"\usepackage{amsmath}", _MARGINS, r"\begin{document}"]
+    parts += [rf"\section*{{{_latex_prose(proof.title)}}}", _latex_prose(proof.statement)]
     for equation, text in proof.definitions:
-        parts.append(rf"\[ {notation.format(equation)} \]" + (f"\n({words(text)})" if text else ""))
+        parts.append(rf"\[ {notation.format(equation)} \]" + (f"\n({_latex_prose(text)})" if text else ""))
     for part in proof.parts:
-        parts += [rf"\paragraph{{{words(part.heading)}}}"] if part.heading else []
-        parts += [words(part.text)] if part.text else []
+        parts += [rf"\paragraph{{{_latex_prose(part.heading)}}}"] if part.heading else []
+        parts += [_latex_prose(part.text)] if part.text else []
         if part.claim is not None:
             parts.append(rf"\[ {notation.format(part.claim)} \]")
         for heading, chain in part.chains:
-            parts += [f"{words(heading)}:"] if heading else []
+            parts += [f"{_latex_prose(heading)}:"] if heading else []
             lines = [
                 rf"{notation.relations.get(line.relation, '')} & {notation.format(line.expression)}"
-                + (rf" && \text{{{words(line.reason)}}}" if line.reason else "")
+                + (rf" && {_BESIDE}{{{_latex_prose(line.reason)}}}" if line.reason else "")
                 for line in chain
             ]
             parts.append("\\begin{align*}\n" + " \\\\\n".join(lines) + "\n\\end{align*}")
-    parts += [words(proof.conclusion)] if proof.conclusion else []
+    parts += [_latex_prose(proof.conclusion)] if proof.conclusion else []
     return "\n\n".join([*parts, words(verification(proof)), r"\end{document}"]) + "\n"
 
 

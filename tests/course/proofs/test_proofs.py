@@ -297,6 +297,8 @@ def test_every_format_contains_every_step(name):
     assert not re.search(r"\w_[{\w]", re.sub(r"<[^>]*>", "", page.partition("<body")[2])), "indices are lowered"
     assert max(map(len, text.splitlines())) <= 80
     assert tex.isascii()
+    assert "[U+" not in tex, "every character has a LaTeX command"
+    assert not re.search(r"\w\\_", tex), "indices are lowered"
 
 
 def test_weights_sum_to_one_prints_reasons():
