@@ -33,8 +33,8 @@ from clearhead.course.exercises.source import ProblemError, ProblemSource
 from clearhead.course.exercises.submissions import read_answers
 from clearhead.errors import ClearheadError
 
-Mark = Literal["right", "follows", "wrong", "blank"]
-_SIGNS = {"right": "✓", "follows": "→", "wrong": "✗", "blank": "·"}
+Mark = Literal["right", "follows", "wrong", "unreadable", "blank"]
+_SIGNS = {"right": "✓", "follows": "→", "wrong": "✗", "unreadable": "?", "blank": "·"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class GradedStep:
                 if mark != "right":
                     place = f"({self.grid.cell_name(i, j)}) " if self.grid.cell_name(i, j) else ""
                     received = "left blank" if mark == "blank" else f"got {self.answers[i][j]}"
+                    received += ", which is not a number" if mark == "unreadable" else ""
                     suffix = " (but it follows from your earlier numbers)" if mark == "follows" else ""
                     yield f"{place}{received}, expected {exact_and_decimal(self.grid.cells[i][j])}{suffix}"
 
@@ -131,18 +132,24 @@ class Grades:
     def __str__(self) -> str:
         lines = []
         for step in self.steps:
-            suffix = f", {step.count('follows')} more follow from your earlier numbers" if step.count("follows") else ""
+            more = step.count("follows")
+            suffix = f", {more} more {_follow(more)} from your earlier numbers" if more else ""
             lines.append(f"{step.key}: {step.right} of {step.cells} right{suffix}   ({step.title})")
             lines += [f"  {line}" for line in (step.problem, step.because) if line]
             lines += ["  " + " ".join(_SIGNS[mark] for mark in row) for row in step.marks]
             lines += [f"  {line}" for line in step.expected]
         n_cells = sum(step.cells for step in self.steps)
         right = sum(step.right for step in self.steps)
-        suffix = f", and {self.credit - right} that follow from your earlier numbers" if self.credit > right else ""
+        more = self.credit - right
+        suffix = f", and {more} that {_follow(more)} from your earlier numbers" if more else ""
         lines.append(f"{right} of {n_cells} cells right{suffix}")
         if self.unanswered:
             lines.append("not answered: " + ", ".join(self.unanswered))
         return "\n".join(lines)
+
+
+def _follow(count: int) -> str:
+    return "follows" if count == 1 else "follow"
 
 
 def grade_file(worksheet: Worksheet, answers: str | Path) -> Grades:
@@ -192,7 +199,7 @@ def grade_source(worksheet: Worksheet, source: ProblemSource, student: str = "")
         grid = numeric_columns(questions[key])
         rows[key] = as_rows(value, grid)
         answer_texts = tuple(tuple(str(x) for x in row) for row in rows[key])
-        marks = _grade_cells(source, key, rows[key], grid)
+        marks = _grade_cells(rows[key], grid)
         graded.append(GradedStep(key, questions[key].title, grid, answer_texts, marks, _shape_error(rows[key], grid)))
     recomputed = _recompute(worksheet, graded, rows)
     for n, step in enumerate(graded):
@@ -212,23 +219,21 @@ def _shape_error(rows: list[list[object]], grid: ExactGrid) -> str:
     return "" if shape == grid.shape else f"the answer is {size(*shape)}, expected {size(*grid.shape)}"
 
 
-def _grade_cells(
-    source: ProblemSource, key: str, rows: list[list[object]], grid: ExactGrid
-) -> tuple[tuple[Mark, ...], ...]:
+def _grade_cells(rows: list[list[object]], grid: ExactGrid) -> tuple[tuple[Mark, ...], ...]:
     """Return a mark for each shared cell."""
     min_places = min_decimal_places(grid)
 
-    def grade_cell(answer: object, expected: object, row: int) -> Mark:
+    def grade_cell(answer: object, expected: object) -> Mark:
         if answer is None or (isinstance(answer, str) and not answer.strip()):
             return "blank"
         try:
             return "right" if is_right(answer, expected, min_places) else "wrong"
-        except NumberError as error:
-            source.fail((key, row), f"{key}: {error}")
+        except NumberError:
+            return "unreadable"
 
     return tuple(
-        tuple(grade_cell(answer, expected, i) for answer, expected in zip(row, exact, strict=False))
-        for i, (row, exact) in enumerate(zip(rows, grid.cells, strict=False))
+        tuple(grade_cell(answer, expected) for answer, expected in zip(row, exact, strict=False))
+        for row, exact in zip(rows, grid.cells, strict=False)
     )
 
 

@@ -220,7 +220,6 @@ def test_invalid_answer_files_raise(tmp_path, run):
         ("a.json", "{", "line 1: this is not JSON"),
         ("b.json", "[1]", "expected an object of steps"),
         ("c.json", '{"zz": 1}', "c.json: the key 'zz' is unknown here"),
-        ("d.csv", "z,1,what", "d.csv: z: cannot read 'what'"),
         ("e.csv", "student,step\na,mean,1\nb,mean,2", "answers of 2 students"),
     ]:
         (tmp_path / name).write_text(content)
@@ -231,6 +230,19 @@ def test_invalid_answer_files_raise(tmp_path, run):
     assert "c.json: the key 'zz' is unknown" in error
     (tmp_path / "none").mkdir()
     assert "has no answer files" in run("grade", "layer-norm-identity", tmp_path / "none")[2]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "centered,,what,1/2,7/2"), ("a.toml", 'centered = ["", "what", 0.5, "7/2"]')]
+)
+def test_cell_that_is_not_a_number_is_named_and_the_others_are_graded(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    grades = grade_file(solve("layer-norm-identity"), tmp_path / name)
+    assert grades.steps[0].marks == (("blank", "unreadable", "right", "right"),)
+    assert grades.credit == 2
+    assert not grades.is_right
+    assert "got what, which is not a number, expected −3/2" in str(grades)
 
 
 def test_infinity_of_wrong_sign_is_graded_and_explained():
