@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
+from clearhead._core.validation import short_repr
 from clearhead.config import Config
 from clearhead.data.tasks.speech import TAIL_SECONDS
 from clearhead.data.tokenizers.base import (
@@ -451,8 +452,12 @@ class Pipeline:
 
 
 def _as_list(texts: str | Sequence[str]) -> list[str]:
-    """Return one text, or several, as a list."""
-    return [texts] if isinstance(texts, str) else list(texts)
+    """Return one text, or several, as a list; raise `DataError` for anything else."""
+    items = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [texts]
+    for item in items:
+        if not isinstance(item, str):
+            raise DataError(f"got {short_repr(item)}; expected a text or a list of texts")
+    return items
 
 
 @explain_keywords

@@ -22,7 +22,7 @@ from clearhead._core.call_types import Args, Kwargs, TorchFunction
 from clearhead._core.keywords import explain_keywords
 from clearhead._version import __version__
 from clearhead.config import Config
-from clearhead.errors import ConfigError, StorageError
+from clearhead.errors import ConfigError, DtypeError, StorageError
 
 if TYPE_CHECKING:
     from safetensors import safe_open
@@ -60,8 +60,11 @@ def save_checkpoint(model: nn.Module, folder: str | Path, *, dtype: torch.dtype 
         The folder.
 
     Raises:
+        DtypeError: The model is not a module.
         StorageError: The model has no configuration or cannot be stored, or a write failed.
     """
+    if not isinstance(model, nn.Module):
+        raise DtypeError(f"got a {type(model).__name__}; expected a PyTorch module, such as the model of a pipeline")
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and prefixes parameter names
     config = getattr(model, "config", None)
     if not isinstance(config, Config):

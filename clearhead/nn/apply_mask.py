@@ -27,7 +27,7 @@ from clearhead._core.validation import did_you_mean
 from clearhead.attention.attend import attend
 from clearhead.attention.observe import AttentionObserver, ObservedCall, Proceed, add_observer, remove_observer
 from clearhead.attention.third_party import InterceptSDPA, sdpa_call
-from clearhead.errors import ConfigError, MaskError
+from clearhead.errors import ConfigError, DtypeError, MaskError
 from clearhead.masks import Mask, as_mask
 from clearhead.nn.attention import MultiHeadAttention
 
@@ -74,10 +74,13 @@ def apply_mask(model: nn.Module, mask: Mask, *, layers: str | Sequence[str] | No
             attend to another sequence (cross-attention), because positions have no meaning there.
 
     Raises:
+        DtypeError: If the model is not a module.
         ConfigError: If the model ran without calling `scaled_dot_product_attention`, if `layers` matches no module, or
             if the model itself is compiled.
         MaskError: If queries and keys are not positions of one sequence.
     """
+    if not isinstance(model, nn.Module):
+        raise DtypeError(f"got a {type(model).__name__}; expected a PyTorch module, such as the model of a pipeline")
     applied = _AppliedMask(as_mask(mask))
     with ExitStack() as stack:
         # All inner modules, not only the outermost: activation checkpointing runs inner modules alone in backward.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from tests.support.third_party_models import PEERS
 
 N_PROMPTS = 24
 NEW = 16
-EOS = 7
+STOPS = tuple(range(7, V, 6))  # so many stop ids that most sequences end before the last step
+MAX_DIFFERENT = (
+    2  # of the 312 sequences of a family, so that at least 98.4% (850 of 864) are equal, also in two processes
+)
 # Settings of `generate` in transformers, all with 4 beams.
 SETTINGS = {
     "default": {},
@@ -28,7 +32,7 @@ SETTINGS = {
     "reward of repetition": {"repetition_penalty": 0.8, "early_stopping": True},
     "n-grams": {"no_repeat_ngram_size": 2},
     "bad words": {"bad_words_ids": [[3], [4, 5]]},
-    "lengths": {"min_new_tokens": 6, "forced_eos_token_id": EOS},
+    "lengths": {"min_new_tokens": 6, "forced_eos_token_id": STOPS[0]},
     "normalized again": {"repetition_penalty": 1.3, "suppress_tokens": [11, 12], "renormalize_logits": True},
 }
 STRATEGY_KEYS = ("num_beams", "early_stopping", "length_penalty")
@@ -47,14 +51,14 @@ def processors_of(settings):
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "bart"])
 def pair(request, tmp_path_factory):
-    """The reference model and clearhead's; the stop id is made likely enough to end many sequences."""
+    """The reference model, clearhead's, and the list of the different sequences."""
     peer = PEERS[request.param]
     length = "n_positions" if request.param == "gpt2" else "max_position_embeddings"
     torch.manual_seed(11)
     reference = type(peer)(peer.model, peer.config, {**peer.sizes, length: 40}).build()
     folder = tmp_path_factory.mktemp("beams") / "model"
     peer.save(reference, folder)
-    return reference, checkpoint.load_third_party(folder)
+    return reference, checkpoint.load_third_party(folder), []
 
 
 def reference_ids(reference, prompt, settings):
@@ -62,7 +66,10 @@ def reference_ids(reference, prompt, settings):
     from transformers import GenerationConfig
 
     reference.generation_config = GenerationConfig(
-        eos_token_id=EOS, pad_token_id=0, decoder_start_token_id=2, **{"num_beams": 4, **copy.deepcopy(settings)}
+        eos_token_id=list(STOPS),
+        pad_token_id=0,
+        decoder_start_token_id=2,
+        **{"num_beams": 4, **copy.deepcopy(settings)},
     )
     result = reference.generate(
         prompt,
@@ -73,14 +80,14 @@ def reference_ids(reference, prompt, settings):
         output_scores=True,
     )
     ids = result.sequences[0, 1 if reference.config.is_encoder_decoder else prompt.shape[1] :].tolist()
-    ids = ids[: ids.index(EOS)] if EOS in ids else ids
+    ids = list(itertools.takewhile(lambda id_: id_ not in STOPS, ids))
     return ids, float(result.sequences_scores[0])
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_beam_search_matches_transformers(pair, name):
-    """At least 98.4% of the sequences (850 of 864) are equal; float32 sums of transformers explain the others."""
-    reference, model = pair
+    """Two hypotheses with the same score up to rounding may change places, so a few sequences may differ."""
+    reference, model, different = pair
     settings = {"num_beams": 4} | SETTINGS[name]
     strategy = BeamSearch(
         settings["num_beams"],
@@ -98,14 +105,16 @@ def test_beam_search_matches_transformers(pair, name):
             prompt,
             strategy=strategy,
             max_new_tokens=NEW,
-            stop_ids=EOS,
+            stop_ids=STOPS,
             logits_processors=processors_of(settings),
             **options,
         )
         is_equal = generated.sequence(0).tolist() == ids
         n_equal += is_equal
         n_ended += len(ids) < NEW
-        if is_equal:
+        if not is_equal:
+            different.append((name, prompt, ids, score))
+        else:
             assert float(generated.scores[0, 0]) == pytest.approx(score, abs=1e-4)
     print(f"\n{name}: {n_equal} of {N_PROMPTS} sequences are equal; {n_ended} end before the last step")
-    assert n_equal >= N_PROMPTS - 1
+    assert len(different) <= MAX_DIFFERENT, different

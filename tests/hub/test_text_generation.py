@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead import generation, hub
-from clearhead.errors import DataError, ShapeError, StorageError
+import clearhead as ch
+from clearhead import analysis, generation, hub
+from clearhead.errors import DataError, DtypeError, ShapeError, StorageError
 from clearhead.generation import Greedy, Sample
-from clearhead.masks import padding
+from clearhead.masks import causal, padding
 from tests.support.third_party_models import PEERS
 from tests.support.tokenizers import save_text_encoder, word_piece
 
@@ -139,8 +140,25 @@ def test_invalid_input_raises(bard, reader):
         bard.generate("")
     with pytest.raises(DataError, match="the context of"):
         bard.generate("x" * 400)
-    with pytest.raises(DataError, match="expected an Encoder"):
-        bard.embed("x")
+    for method in (bard.embed, bard.classify):
+        with pytest.raises(DataError, match="shakespeare is a Decoder; expected an Encoder, such as BERT, to embed or"):
+            method("x")
+    for texts in (3, [3], [["x"]], None):
+        with pytest.raises(DataError, match="expected a text or a list of texts"):
+            bard.generate(texts)
+    for function in (lambda: ch.apply_mask(bard, causal()).__enter__(), lambda: ch.save(bard, "folder")):
+        with pytest.raises(DtypeError, match="got a Pipeline; expected a PyTorch module, such as the model of a pipe"):
+            function()
+
+
+def test_induction_scores_accept_a_pipeline(bard):
+    scores = analysis.induction_scores(bard, length=5, batch=1)
+    expected = analysis.induction_scores(bard.model, length=5, batch=1)
+    assert scores.to_dict() == expected.to_dict()
+
+
+@pytest.mark.bad_input
+def test_pipelines_of_another_kind_raise(bard, reader):
     with pytest.raises(ShapeError, match="has no classification head"):
         hub.pipeline(reader).classify("dog")
     with pytest.raises(DataError, match="was trained for vectors"):

@@ -15,6 +15,7 @@ from clearhead.analysis.tracing.trace import trace
 from clearhead.analysis.views.attention_map import classify_head
 from clearhead.analysis.views.chart import Chart, HasCharts, head_chart, pad_ragged
 from clearhead.errors import ConfigError
+from clearhead.hub import Pipeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +53,15 @@ class InductionScores(HasCharts):
 
 
 @explain_keywords
-def induction_scores(model: nn.Module, *, length: int | None = None, batch: int = 4, seed: int = 0) -> InductionScores:
+def induction_scores(
+    model: nn.Module | Pipeline, *, length: int | None = None, batch: int = 4, seed: int = 0
+) -> InductionScores:
     """Score every head for induction, duplicate tokens and the previous token on repeated random tokens.
 
         analysis.induction_scores(model).induction.max()     # near 1: there is an induction head
 
     Args:
-        model: Model that takes token ids (B, T), in evaluation mode.
+        model: Model that takes token ids (B, T), in evaluation mode, or a pipeline.
         length: Number of tokens in each half, sampled without replacement; default: 23, or the vocabulary size if
             smaller.
         batch: Number of sequences.
@@ -67,6 +70,8 @@ def induction_scores(model: nn.Module, *, length: int | None = None, batch: int 
     Returns:
         Three scores per layer and head, each from 0 to 1.
     """
+    if isinstance(model, Pipeline):
+        model = model.model
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     vocab_size = run_logits(model, torch.zeros(1, 1, dtype=torch.long, device=device)).shape[-1]
     length = check_int(min(vocab_size, 23) if length is None else length, "length", minimum=2)
