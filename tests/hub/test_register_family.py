@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from clearhead.hub.family import Converter, Family, Field
 from clearhead.models import DecoderConfig
 from clearhead.nn import RMSNorm, SwiGLU
 from clearhead.nn.positions import Rotary
+from tests.docs.pages import read_page
 
 SIZES = {"vocab": 31, "width": 24, "depth": 2, "heads": 4, "hidden": 23, "context": 13}
 TINY = Family(
@@ -80,6 +82,21 @@ def test_registered_family_loads_and_exports_its_tensors(registered, tmp_path):
     exported = load_file(tmp_path / "out" / "model.safetensors")
     assert exported.keys() == tensors.keys()
     assert all(torch.equal(exported[name], tensor) for name, tensor in tensors.items())
+
+
+def test_example_of_the_guide_defines_a_family_in_less_than_60_lines(tmp_path, monkeypatch):
+    (cell,) = (cell for cell in read_page("guides/load-and-export.md").cells if "register_family(" in cell)
+    definition = cell[cell.index("register_family(") :].partition("\n)\n")[0]
+    assert len(definition.splitlines()) < 60
+    monkeypatch.chdir(tmp_path)
+    names = {"ch": ch, "json": json, "Path": Path}
+    try:
+        exec(cell, names)
+        assert names["model"](torch.tensor([[3, 1, 4]])).shape == (1, 3, 11)
+        assert convert.export_third_party(names["model"], tmp_path / "out", family="tiny_llm").name == "tiny_llm"
+    finally:
+        FAMILIES.pop("tiny_llm", None)
+    assert "tiny_llm" not in FAMILIES
 
 
 @pytest.mark.bad_input
