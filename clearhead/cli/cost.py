@@ -16,7 +16,7 @@ from clearhead.errors import ConfigError
 @app.command(cls=ModelCommand)
 def cost(
     model: Annotated[
-        str | None, argument(f"A preset (gpt2). {MODEL_HELP} Or a TOML file, or package.module:factory.")
+        str | None, argument(f"{MODEL_HELP} Or a preset such as gpt2, a TOML file, or package.module:factory.")
     ] = None,
     d_model: Annotated[int | None, option("Instead of a model: one attention layer with this d_model.")] = None,
     n_heads: Annotated[int | None, option("Number of heads of the attention layer.")] = None,

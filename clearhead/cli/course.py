@@ -59,7 +59,7 @@ def list_documents(json: Json = False) -> None:
 def show_document(
     name: Annotated[str, argument("Name of a course document, as in `course list`.", metavar="NAME")],
     question: Annotated[
-        str | None, argument("Number of a question, such as Q1a; prints its model answer.", metavar="[QUESTION]")
+        str | None, argument("Number of a question, such as Q1a; prints its model answer.", metavar="QUESTION")
     ] = None,
     booklet: Annotated[bool, option("Print the model answers to all questions.", "--booklet")] = False,
     format: Annotated[

@@ -67,7 +67,7 @@ def solve(
 def grade(
     name: Annotated[str, argument("An exercise or a problem file; for a .py file, a starter.", metavar="NAME")],
     files: Annotated[
-        list[Path], argument("Answer files (.toml, .json, .csv), folders of them, or one .py file.", metavar="FILES...")
+        list[Path], argument("Answer files (.toml, .json, .csv), folders of them, or one .py file.", metavar="FILES")
     ],
     seed: Seed = None,
     json: Json = False,
@@ -92,7 +92,7 @@ def grade(
 
 @exercise.command()
 def starter(
-    name: Annotated[str | None, argument("A starter; without it, all are listed.", metavar="[NAME]")] = None,
+    name: Annotated[str | None, argument("A starter; without it, all are listed.", metavar="NAME")] = None,
     solution: Annotated[bool, option("Print the solution instead of the code to complete.", "--solution")] = False,
     json: Json = False,
 ) -> None:
@@ -113,7 +113,7 @@ def starter(
 
 @exercise.command()
 def proof(
-    name: Annotated[str | None, argument("A proof; without it, all are listed.", metavar="[NAME]")] = None,
+    name: Annotated[str | None, argument("A proof; without it, all are listed.", metavar="NAME")] = None,
     format: Annotated[
         Format, option(f"Output format: {', '.join(Format)}.", "--format", "-f", metavar="FORMAT")
     ] = Format.terminal,
@@ -139,7 +139,7 @@ def proof(
 def new(
     file: Annotated[Path, argument("The problem file to write (.toml).", metavar="FILE")],
     problem_type: Annotated[
-        str | None, argument("The problem type; without it, one template of each type.", metavar="[TYPE]")
+        str | None, argument("The problem type; without it, one template of each type.", metavar="TYPE")
     ] = None,
 ) -> None:
     """Write a commented template of a problem file."""
@@ -151,9 +151,7 @@ def new(
 
 @exercise.command("schema")
 def show_schema(
-    problem_types: Annotated[
-        list[str] | None, argument("Problem types; all if none is named.", metavar="[TYPE]...")
-    ] = None,
+    problem_types: Annotated[list[str] | None, argument("Problem types; all if none is named.", metavar="TYPE")] = None,
     json: Json = False,
 ) -> None:
     """List the keys of a problem file."""

@@ -73,7 +73,7 @@ def _with_leading_models(args: list[str]) -> list[str]:
     return [*models, *remaining, *args[end:]]
 
 
-MODEL_HELP = "A bundled model, a training run, a Hugging Face folder, hf:org/name, or a .gguf file."
+MODEL_HELP = "A bundled model, a training run, a Hugging Face folder, org/name on the hub, or a .gguf file."
 Model = Annotated[str, argument(MODEL_HELP)]
 ModelOption = Annotated[str, option(MODEL_HELP)]
 Factory = Annotated[
