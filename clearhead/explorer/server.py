@@ -395,6 +395,7 @@ def serve(
             server_header=False,
             proxy_headers=False,
             limit_concurrency=512,
+            backlog=64,  # accepted per iteration of the loop: a request is read before its connection can be the oldest
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=1 << 14,
