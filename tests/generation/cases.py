@@ -6,7 +6,7 @@ import torch
 
 from clearhead.attention.scores import Scaled, SoftCapped
 from clearhead.generation import BeamSearch, Greedy, Sample
-from clearhead.masks import blocks, causal, dilated, every, full, prefix, scattered, window
+from clearhead.masks import blocks, causal, dilated, every, full, per_head, prefix, scattered, window
 from clearhead.models.baselines.recurrent import GRU, LSTM, NextToken, RecurrentConfig
 from clearhead.models.baselines.recurrent_seq2seq import AfterStep, BeforeStep, RecurrentSeq2SeqConfig
 from clearhead.nn import (
@@ -85,6 +85,9 @@ FUSED_ONLY = {
     "ring-alibi": lambda: decoder(mask=causal() & window(4, 0), positions=ALiBi()),
     "ring-relative": lambda: decoder(mask=window(4, 0), positions=RelativeBias(bidirectional=False)),
     "sometimes-nothing": lambda: decoder(mask=causal() & dilated(3) & every(2)),
+    "mask-per-head": lambda: decoder(
+        n_heads=4, mask=causal() & per_head(window(4, 0), every(2), full(), window(1, 0)), positions=ALiBi()
+    ),
     "sandwich": lambda: decoder(residual=SandwichNorm(), scores=SoftCapped(2.0), logit_softcap=3.0, norm=RMSNorm()),
     "layer-masks": lambda: decoder(layer_masks=(window(4, 0), full()), scores=SoftCapped(2.0), positions=Rotary()),
     "layer-rotary": lambda: decoder(positions=Rotary(), layer_rotary=(Rotary(), Rotary(base=77.0))),

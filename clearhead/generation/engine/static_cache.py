@@ -82,7 +82,8 @@ class _Pattern:
         if not self.hides_keys:
             return bias
         position = (lengths[:, None] - distance).clamp(min=0) if self.is_ring else index.expand_as(distance)
-        allowed = self.mask.allows(lengths[:, None].expand_as(distance), position, keys=self.capacity)[:, None]
+        allowed = self.mask.allows(lengths[:, None].expand_as(distance), position, keys=self.capacity)
+        allowed = allowed.transpose(0, 1) if self.mask.batch_shape else allowed[:, None]  # (R, H or 1, indices)
         bias = torch.zeros(allowed.shape, device=allowed.device) if bias is None else bias
         return bias.masked_fill(~allowed, -math.inf)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clearhead.masks import blocks, causal, every, window
+from clearhead.masks import blocks, causal, every, per_head, window
 from clearhead.models import (
     AutoencoderConfig,
     ConvNetConfig,
@@ -48,6 +48,9 @@ CLEARHEAD = {
     "decoder, learned": DecoderConfig(**TEXT, n_layers=2, positions=LearnedPositions(max_len=23)),
     "decoder, rotary": DecoderConfig(**TEXT, n_layers=2, positions=Rotary(partial_rotary_factor=0.5)),
     "decoder, sparse": DecoderConfig(**TEXT, n_layers=2, mask=causal() & (window(2, 0) | every(5))),
+    "decoder, mask per head": DecoderConfig(
+        **TEXT, n_layers=2, mask=causal() & per_head(window(2, 0), every(5), repeat=3)
+    ),
     "encoder-decoder, relative": EncoderDecoderConfig(
         **TEXT, n_encoder_layers=2, n_decoder_layers=2, positions=RelativeBias(n_buckets=6, max_distance=11)
     ),

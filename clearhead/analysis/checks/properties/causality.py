@@ -22,7 +22,7 @@ from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.analysis.inputs.outputs import output_tensor
-from clearhead.masks import causal
+from clearhead.masks import Mask, causal
 
 
 def influence(harness: Harness, inputs: CallInputs) -> Tensor:
@@ -81,7 +81,7 @@ def receptive_field(harness: Harness, T: int) -> Tensor:
     """Return which inputs each output may depend on through all layers, shape (T, T). Default mask: causal."""
     mask = causal() if harness.spec.mask is None else harness.spec.mask
     masks = [mask & layer_mask for layer_mask in harness.spec.layer_masks] or [mask]
-    steps = [layer_mask.dense(T).reshape(-1, T, T)[0] | torch.eye(T, dtype=torch.bool) for layer_mask in masks]
+    steps = [_visible_pairs(layer_mask, T) | torch.eye(T, dtype=torch.bool) for layer_mask in masks]
     total = steps[0]
     for i in range(1, min(harness.spec.layers or T, T * len(steps))):  # after T layers nothing changes
         total = (steps[i % len(steps)].double() @ total.double()) > 0
@@ -217,7 +217,7 @@ def _inverted(harness: Harness) -> bool:
     T = harness.length
     if harness.spec.mask is None:
         return False
-    allowed = harness.spec.mask.dense(T).reshape(-1, T, T)[0]
+    allowed = _visible_pairs(harness.spec.mask, T)
     compared = ~torch.eye(T, dtype=torch.bool)
     compared[:, -1] = False
     masks = [hidden for hidden in harness.observations.hidden if hidden.shape == allowed.shape]
@@ -235,3 +235,11 @@ def _norms_over_time(harness: Harness) -> str:
         if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) > 1:
             return f"layer-norm over {tuple(part.normalized_shape)} ({name})"
     return ""
+
+
+def _visible_pairs(mask: Mask, T: int) -> Tensor:
+    """Return the pairs (T, T) that the mask of the first batch element allows in any head."""
+    dense = mask.dense(T)
+    while dense.dim() > 3:
+        dense = dense[0]
+    return dense.any(0) if dense.dim() == 3 else dense
