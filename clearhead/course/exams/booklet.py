@@ -58,7 +58,11 @@ def _answer(paper: Paper, question: PaperQuestion) -> ResolvedAnswer:
         for part in question.parts
         if part.part.solution
     ]
-    marks = tuple(mark for part in question.parts for mark in _marks(part, model, keeps_numbers=_keeps(part, question)))
+    marks = tuple(
+        mark
+        for part in question.parts
+        for mark in _marks(part, model, keeps_numbers=paper.seed is None or _keeps(part, question))
+    )
     return ResolvedAnswer(
         location=f"{question.number}. {source.title}",
         question=_question_text(question),
@@ -139,8 +143,8 @@ def _result(step: WorksheetStep) -> str:
 
 def _keeps(part: PaperPart, question: PaperQuestion) -> bool:
     """Return whether the results of a part are those of the original exercise, as in its mark scheme."""
-    if question.worksheet is None:
-        return True
+    if part.part.variant_marks or question.worksheet is None:
+        return not part.part.variant_marks
     original = solve(question.question.exercise)
     keys = [*[step.key for step in part.fields], *part.part.results]
     return all(question.worksheet.step(key).grid == original.step(key).grid for key in keys)

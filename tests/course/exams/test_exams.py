@@ -66,7 +66,7 @@ def words(runs) -> str:
         (r"S_{ij} = -\infty \text{ where \_x}", 'S _(i j) = - ∞ " where _x"'),
         (
             r"\operatorname{softmax}(S / T), \quad T = 1048576",
-            r'op("softmax") ( S \/ T ) \, quad T = "1,048,576"',
+            r'op("softmax") ( S \/ T ) \, quad T = 1 class("normal", \,) 048 class("normal", \,) 576',
         ),
         (r"e^{2}", "e ^(2)"),
     ],
@@ -361,4 +361,15 @@ def test_data_of_a_paper_show_decimals_and_grouped_digits():
     exam = Exam("One", tuple(q for q in whole.questions if q.location == "Q7a"))
     assert "0.001" in typst_source(paper(exam))
     assert math("10000^{2 i / d}").startswith('"10000" ^')
-    assert math("100000") == '"100,000"'
+    assert math("100000") == r'100 class("normal", \,) 000'
+
+
+def test_scheme_of_a_variant_uses_lines_without_numbers_for_drawings():
+    whole = exam_from_document("ceng403-exam")
+    exam = Exam("One", tuple(q for q in whole.questions if q.location == "Q7a"))
+    marks = {}
+    for seed in (None, 5):
+        (answer,) = solution_booklet(paper(exam, seed=seed)).answers
+        marks[seed] = next(text for mark in answer.marks if (text := plain_text(mark.line)).startswith("(b)"))
+    assert "100,000" in marks[None]
+    assert "last warm-up step" in marks[5]

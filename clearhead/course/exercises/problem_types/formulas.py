@@ -180,5 +180,5 @@ def vary_schedule(source: ProblemSource, rng: RandomValues) -> dict[str, object]
         step * warmup // before if step <= before else warmup + (step - before) * decay // (total - before)
         for step in source.integers("steps", total)
     ]
-    rate = Decimal(rng.randint(1, 9)).scaleb(-rng.randint(3, 5))
+    rate = Decimal(rng.randint(1, 9)).scaleb(-rng.randint(3, 4))
     return {"lr_max": rate, "warmup_steps": warmup, "total_steps": warmup + decay, "steps": sorted(set(steps))}

@@ -173,7 +173,7 @@ def _translate(token: str, tokens: Iterator[str]) -> str:
             raise LookupError(f"{token} is unknown")
         return name
     if token.isdigit() and len(token) > _LONGEST_UNGROUPED:
-        return f'"{int(token):,}"'
+        return f"{int(token):,}".replace(",", r' class("normal", \,) ')
     return _ESCAPED.get(token, token.strip())
 
 
