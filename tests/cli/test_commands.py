@@ -39,7 +39,7 @@ def test_every_command_has_help(cli, name):
     assert len(ran.out.splitlines()) > 8
 
 
-@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+@pytest.mark.parametrize("words", list(every_command()), ids=" ".join)
 def test_usage_has_one_pair_of_brackets_per_argument(cli, words):
     (usage,) = [line for line in cli(*words, "--help").out.splitlines() if "Usage:" in line]
     assert "[[" not in usage
