@@ -68,7 +68,7 @@ class LogitLens(HasCharts):
         columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
         rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
         columns = columns if self.logits.dim() > 3 else ["prediction"]
-        note = "A stronger color means more probable. The top row is the model's output; “in” is the input of its first block."
+        note = "Strong colors are probable. The top row is the model's output; “in” is the input of its first block."
         title = "Prediction after each layer"
         texts = words[::-1]
         return [Chart(title=title, rows=rows, columns=columns, values=probabilities.flip(0), texts=texts, note=note)]
