@@ -24,7 +24,7 @@ from clearhead._version import __version__
 from clearhead.config import Config
 from clearhead.errors import StorageError
 from clearhead.hub.families import FAMILIES
-from clearhead.hub.family import ConfigReader, Family, KeyValues
+from clearhead.hub.family import ConfigReader, Family, KeyValues, join_reasons
 from clearhead.hub.formats import CONFIG, WEIGHTS, CheckpointReader
 from clearhead.hub.sinusoid_layout import with_split_sinusoids
 from clearhead.hub.weight_map import Shape, WeightMap, fits
@@ -274,13 +274,13 @@ def choose(config: Config, family: str | None = None, preferred: str | None = No
     candidates = list(FAMILIES.values()) if family is None else [FAMILIES[family]]
     if preferred is not None:
         candidates.sort(key=lambda candidate: candidate.name != preferred)
-    reasons = []
+    reasons: dict[str, str] = {}
     for candidate in candidates:
         if (reason := candidate.unsupported_reason(config)) is None:
             return candidate
         if type(config) is candidate.kind:
-            reasons.append(f"{candidate.name}: {reason}")
-    details = "; ".join(reasons) or f"no family is a {type(config).__name__}"
+            reasons[candidate.name] = reason
+    details = join_reasons(reasons) or f"no family is a {type(config).__name__}"
     raise StorageError(f"no family can express this model, so it cannot be exported: {details}")
 
 

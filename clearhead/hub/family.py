@@ -245,7 +245,7 @@ class Family:
         for field in dataclasses.fields(expected):
             value, read_back = getattr(expected, field.name), getattr(actual, field.name)
             if value != read_back:
-                return f"{field.name} is {value!s}, which {self.name} can only express as {read_back!s}"
+                return f"{field.name} is {value!s}, which can only be expressed as {read_back!s}"
         return None
 
     def normalize_names(self, names: Iterable[str], config: Config) -> dict[str, str]:
@@ -268,9 +268,19 @@ class Family:
         for name in names:
             weight_map = next((match for row in rows if (match := row.match(name, is_source=False))), None)
             if weight_map is None:
-                raise StorageError(f"the table of {self.name} has no row for {name}")
+                raise StorageError(f"there is no tensor for {name}")
             weight_maps[weight_map.source] = weight_map
         return list(weight_maps.values())
+
+
+def join_reasons(reasons: Mapping[str, str], most: int = 3) -> str:
+    """Return the reasons against families in one line; families with the same reason share it."""
+    families: dict[str, list[str]] = {}
+    for family, reason in reasons.items():
+        families.setdefault(reason, []).append(family)
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in families.items()]
+    n_others = len(lines) - most
+    return "; ".join([*lines[:most], *([f"and {n_others} other reasons"] if n_others > 0 else [])])
 
 
 def with_explicit_sizes(config: ModelConfig) -> ModelConfig:

@@ -16,7 +16,7 @@ from clearhead.data.tokenizers.library import HFTokenizer
 from clearhead.errors import ClearheadError, DataError, StorageError, optional_dependency
 from clearhead.hub.convert import detect_family, tensors
 from clearhead.hub.families import FAMILIES
-from clearhead.hub.family import ConfigReader, KeyValues, canonical
+from clearhead.hub.family import ConfigReader, KeyValues, canonical, join_reasons
 from clearhead.hub.gguf_architectures import (
     ARCHITECTURES,
     Architecture,
@@ -139,14 +139,14 @@ def _choose(model: nn.Module, preferred: str | None) -> tuple[Architecture, Any]
     if not isinstance(config, Config):
         raise StorageError(f"{type(model).__name__} has no .config; expected a model of this project")
     by_family = {architecture.family: architecture for architecture in ARCHITECTURES.values()}
-    reasons = []
+    reasons: dict[str, str] = {}
     for name in sorted(by_family, key=lambda name: name != preferred):
         reason = _unsupported_reason(by_family[name], config)
         if reason is None:
             return by_family[name], config
         if type(config) is FAMILIES[name].kind:
-            reasons.append(reason)
-    details = "; ".join(reasons) or f"no architecture is a {type(config).__name__}"
+            reasons[by_family[name].name] = reason
+    details = join_reasons(reasons) or f"no architecture is a {type(config).__name__}"
     raise StorageError(f"no architecture of GGUF files can express this model: {details}")
 
 
@@ -154,7 +154,7 @@ def _unsupported_reason(architecture: Architecture, config: Any) -> str | None:
     """Return why files of an architecture cannot express a configuration, or None if they read back as the same."""
     family = FAMILIES[architecture.family]
     if (reason := family.unsupported_reason(config)) is not None:
-        return f"{architecture.name}: {reason}"
+        return reason
     with torch.device("meta"):
         parameters = [name for name, _ in config.build().named_parameters()]
     names = {name: () for weight_map in family.resolve(config, parameters) for name in weight_map.source}
@@ -165,11 +165,11 @@ def _unsupported_reason(architecture: Architecture, config: Any) -> str | None:
         read_back = architecture.configuration(values, names, factors, keys["vocab_size"])
         actual = canonical(family.config(ConfigReader(read_back, names))).to_dict()
     except ClearheadError as error:
-        return f"{architecture.name}: {error}"
+        return str(error)
     for name, value in canonical(config).to_dict().items():
         # The file contains factors of the frequencies in place of their rule.
         if name != "positions" and not _is_close(value, actual[name]):
-            return f"{architecture.name}: {name} is {value}, which files can only express as {actual[name]}"
+            return f"{name} is {value}, which can only be expressed as {actual[name]}"
     return None
 
 

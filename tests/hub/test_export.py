@@ -11,6 +11,7 @@ import torch
 import clearhead as ch
 from clearhead import hub
 from clearhead.data import CharTokenizer, WordLevelTokenizer, train_bpe
+from clearhead.hub.family import join_reasons
 from clearhead.hub.pipelines import tokenizer_json
 from clearhead.models import DecoderConfig
 from clearhead.nn import GELU
@@ -123,7 +124,7 @@ def test_export_inexpressible_field_raises(tmp_path):
     from clearhead.errors import StorageError
     from clearhead.hub import convert
 
-    with pytest.raises(StorageError, match="gpt2: scaled_embedding is True, which gpt2 can only express as False"):
+    with pytest.raises(StorageError, match="gpt2: scaled_embedding is True, which can only be expressed as False"):
         convert.export_third_party(config.build(), tmp_path / "out")
     plain = config.replace(scaled_embedding=False, dropout=0.25, activation=GELU(tanh=True))
     assert convert.export_third_party(plain.build(), tmp_path / "out").name == "gpt2"
@@ -188,3 +189,9 @@ def test_export_prefers_the_family_of_the_checkpoint(saved_peer, tmp_path, name,
     trained = hub.pipeline(copy)
     assert hub.export(trained, tmp_path / "out") == name
     assert hub.export(trained, tmp_path / "llama", family="llama") == "llama"
+
+
+def test_families_with_the_same_reason_share_it_in_messages():
+    reasons = {"a": "too wide", "b": "too deep", "c": "too wide", "d": "too long", "e": "too new", "f": "too old"}
+    assert join_reasons(reasons) == "a, c: too wide; b: too deep; d: too long; and 2 other reasons"
+    assert join_reasons({"a": "too wide"}) == "a: too wide"

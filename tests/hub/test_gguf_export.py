@@ -328,7 +328,7 @@ def test_write_gguf_to_an_existing_file_raises(tmp_path):
 @pytest.mark.bad_input
 def test_model_that_files_cannot_express_is_rejected_with_the_reason(tmp_path):
     config = DecoderConfig(vocab_size=7, d_model=8, n_heads=2, n_layers=1, positions=ALiBi())
-    with pytest.raises(StorageError, match="no architecture of GGUF files can express this model: llama: "):
+    with pytest.raises(StorageError, match="no architecture of GGUF files can express this model: llama, "):
         write_gguf(config.build(), tmp_path / "model.gguf")
     assert list(tmp_path.iterdir()) == []
 
