@@ -292,7 +292,7 @@ def axis(mask: Mask, dim: int, grid: Sequence[int], tile: Sequence[int] | None =
 
 @explain_keywords
 def clamped(before: int, after: int) -> Mask:
-    """A query sees a window of before + 1 + after keys around it, shifted at the ends so that every query sees that many.
+    """A query sees a window of before + 1 + after keys around it, shifted at the ends so that its size is the same.
 
         clamped(2, 1)
         ■ ■ ■ ■ · · · ·
