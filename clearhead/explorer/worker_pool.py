@@ -2,7 +2,8 @@
 
 A worker runs one request at a time. If the client of a request disconnects, its worker is asked to stop. A worker that
 exceeds the time limit or does not stop is killed and replaced. The time limit of a request starts when a ready worker
-receives it. Starting a worker, which imports torch and loads the models, has a separate and longer limit."""
+receives it. Starting a worker, which imports torch and loads the models, has a separate and longer limit. If no worker
+has ever started after a few attempts, as with a broken installation, the pool stops trying and every request fails."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from clearhead.errors import ClearheadError
 _STOP_SECONDS = 5.0  # before a worker that was asked to stop is killed
 _MAX_EVENT_BYTES = 1 << 27
 _FAILED_STARTS = 3  # in a row, after which waiting requests are answered with an error
+_NO_WORKER = "no worker could be started; the server's terminal shows the reason"
 _READ_ERRORS = (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
 
 
@@ -92,9 +94,13 @@ class WorkerPool:
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: set[Process] = set()
         self._n_ready = 0
+        self._n_failures = 0  # failed starts in a row, of all workers
+        self._n_trying = 0  # workers that run or that are started again after a failure
+        self._has_started = False  # whether any worker was ever ready
 
     def open(self) -> None:
         """Start the workers; they load their models while the browser loads the page."""
+        self._n_trying = self.limits.workers
         self._tasks = [asyncio.create_task(self._worker()) for _ in range(self.limits.workers)]
 
     async def close(self) -> None:
@@ -123,6 +129,8 @@ class WorkerPool:
             raise BusyError(f"the queue is full: {n_waiting} requests are waiting; retry later or raise --workers")
         job = Job(action, request)
         self._queue.put_nowait(job)
+        if self._tasks and self._n_trying == 0:
+            self._fail_waiting(None)
         return job
 
     @property
@@ -135,25 +143,35 @@ class WorkerPool:
     async def _worker(self) -> None:
         """Keep one worker process running and pass it jobs."""
         job: Job | None = None
-        n_failures = 0
         while True:
             process = await self._spawn()
             if not await self._is_started(process):
                 await self._kill(process)
-                n_failures += 1
-                if n_failures >= _FAILED_STARTS and self._n_ready == 0:
+                self._n_failures += 1
+                if self._n_failures >= _FAILED_STARTS and self._n_ready == 0:
                     self._fail_waiting(job)
                     job = None
-                delay = self.limits.restart_delay * 2.0 ** min(n_failures - 1, 30)
+                    if not self._has_started:
+                        return self._give_up()
+                delay = self.limits.restart_delay * 2.0 ** min(self._n_failures - 1, 30)
                 await asyncio.sleep(min(delay, self.limits.max_restart_delay))
                 continue
-            n_failures = 0
+            self._n_failures = 0
+            self._has_started = True
             self._n_ready += 1
             try:
                 job = await self._run_jobs(process, job)
             finally:
                 self._n_ready -= 1
             await self._kill(process)
+
+    def _give_up(self) -> None:
+        """End one worker's attempts to start; the last worker that gives up reports it in the terminal."""
+        self._n_trying -= 1
+        if self._n_trying == 0:
+            self._fail_waiting(None)
+            message = f"no worker could be started in {self._n_failures} attempts, for the reason above"
+            print(f"{message}; press Ctrl-C, correct it, and start again", file=sys.stderr, flush=True)
 
     async def _spawn(self) -> Process:
         """Start a worker process."""
@@ -185,7 +203,7 @@ class WorkerPool:
         while not self._queue.empty():
             jobs.append(self._queue.get_nowait())
         for waiting in jobs:
-            waiting.events.put_nowait(_error("no worker could be started; the server's terminal shows the reason"))
+            waiting.events.put_nowait(_error(_NO_WORKER))
 
     async def _run_jobs(self, process: Process, job: Job | None) -> Job | None:
         """Run `job` and then those of the queue until the worker has to be replaced; return a job not yet started."""

@@ -23,6 +23,7 @@ from tests.support.training_run import train_letters
 class Client:
     address: str
     process: subprocess.Popen
+    greeting: str = ""  # what the terminal shows before the address
 
     @property
     def parts(self):
@@ -54,15 +55,17 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(*options: str):
-    """Run `clearhead explore` in a separate process until the block ends."""
+def serving(*options: str, errors=None, **settings):
+    """Run `clearhead explore` in a separate process until the block ends; `errors` receives its standard error."""
     command = (sys.executable, "-m", "clearhead.cli", "explore", *options, "--no-open", "--port", "0")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, **settings)
+    greeting = []
     try:
         for line in process.stdout:
             if re.match(r"http://\S+\n", line):
-                yield Client(line.strip(), process)
+                yield Client(line.strip(), process, " ".join(greeting))
                 break
+            greeting.append(line.strip())
         else:
             raise AssertionError("the server printed no address")
     finally:

@@ -14,12 +14,12 @@ def send(kind, value):
 
 
 def start():
-    """Start as the settings say: fail, or wait for a file, the number of times that a file's lines count."""
+    """Start as the settings say: log the start, fail always or while a file exists, or wait."""
     settings = json.loads(sys.argv[1])
     if log := settings.get("start_log"):
         with Path(log).open("a") as file:
             file.write(f"{os.getpid()}\n")
-    if settings.get("fails_to_start"):
+    if settings.get("fails_to_start") or Path(settings.get("fails_while") or "/nonexistent").exists():
         os._exit(4)
     time.sleep(settings.get("start_seconds", 0.0))
     send("ready", {})

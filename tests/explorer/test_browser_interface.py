@@ -292,6 +292,8 @@ def test_drawing_opens_on_attention_and_follows_a_token(tab):
     tab.wait_for_view("steps")
     assert "softmax" in tab.page.locator("#step .strip [aria-current=true]").inner_text()
     assert tab.page.locator(".flow .part").count() == 7
+    meaning = tab.page.locator("#step .values figcaption, #step figcaption").last.inner_text()
+    assert meaning.startswith("A row is a query, labeled by the token read, not by the token predicted next")
     tab.page.locator(".flow .part").first.click()
     tab.page.wait_for_selector(".flow .part[aria-pressed=true] b:has-text('Q')")
     before = tab.page.locator("#step h2").inner_text()

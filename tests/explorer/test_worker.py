@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 import threading
+import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from clearhead._core.validation import PositiveInt
 from clearhead.config import Validated
@@ -87,6 +89,37 @@ def test_checkpoint_stops_a_cancelled_request():
         raise AssertionError("the request continued")
 
     assert "cancelled" in events_of(action, stop)[-1][1]["error"]
+
+
+@pytest.mark.parametrize("name", ["attention", "walkthrough", "intervene"])
+def test_request_cancelled_inside_a_forward_pass_leaves_no_warning(name):
+    """The hooks of recorders run also for modules that were stopped before their call."""
+    registry = ModelRegistry(["sort-dedup"], ServerLimits())
+    run = registry.model("sort-dedup")
+    ids = [*run.tokenizer.encode("D A C"), run.tokenizer.bos_id]
+    fields = {"model": "sort-dedup", "ids": ids, "n_prompt": len(ids)}
+    n_modules = len(list(run.model.modules()))
+    stop = threading.Event()
+    context = RequestContext(registry, lambda kind, value: None, stop)
+    calls_left = 0
+
+    def before_module(*_):
+        nonlocal calls_left
+        calls_left -= 1
+        if calls_left == 0:
+            raise Cancelled
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(before_module)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for n_calls in range(1, n_modules, 3):
+                calls_left = n_calls
+                with pytest.raises(Cancelled):
+                    registry.run(name, fields, context)
+    finally:
+        handle.remove()
+    assert [str(warning.message) for warning in caught] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resource limits of Linux")

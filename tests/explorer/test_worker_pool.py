@@ -108,6 +108,40 @@ def test_requests_fail_if_no_worker_starts(tmp_path):
     assert len(log.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pool_whose_workers_never_start_stops_trying_and_reports_it_once(tmp_path, capsys, workers):
+    log = tmp_path / "starts"
+
+    async def scenario(pool):
+        first = await read_events(pool.submit("x", {"a": 1}))
+        await asyncio.gather(*pool._tasks)  # every worker has given up
+        return first, await read_events(pool.submit("x", {"a": 2}))  # fails at once
+
+    limits = {"restart_delay": 0.001, "workers": workers}
+    answers = run_with_pool(scenario, limits, fails_to_start=True, start_log=str(log))
+    assert ["no worker could be started" in events[-1][1]["error"] for events in answers] == [True, True]
+    assert 3 <= len(log.read_text().splitlines()) <= 2 + workers
+    assert capsys.readouterr().err.count("no worker could be started") == 1
+
+
+def test_pool_that_once_started_keeps_trying(tmp_path):
+    """A worker that is replaced may fail to start for a while, for example without memory."""
+    log, blocked = tmp_path / "starts", tmp_path / "blocked"
+
+    async def scenario(pool):
+        first = await read_events(pool.submit("x", {"a": 1}))
+        blocked.touch()
+        await read_events(pool.submit("x", {"do": "die"}))
+        refused = await read_events(pool.submit("x", {"a": 2}))
+        blocked.unlink()
+        return first, refused, await read_events(pool.submit("x", {"a": 3}))
+
+    settings = {"start_log": str(log), "fails_while": str(blocked)}
+    first, refused, last = run_with_pool(scenario, {"restart_delay": 0.001, "max_restart_delay": 0.05}, **settings)
+    assert "no worker could be started" in refused[-1][1]["error"]
+    assert [events[-1][0] for events in (first, last)] == ["done", "done"]
+
+
 def test_start_timeout_replaces_a_worker_that_does_not_start():
     async def scenario(pool):
         return await read_events(pool.submit("x", {"a": 1}))

@@ -30,7 +30,8 @@ export class CausalMap {
     this.key = key;
     const { rows, columns, nHeads } = (this.shape = rowsOf(subject.model));
     this.values = rows.map(({ cells }) => cells.map((cell) => (cell ? null : undefined)));
-    this.target = subject.last.tokens[subject.last.n_prompt + step] ?? "the next token";
+    const written = subject.last.tokens[subject.last.n_prompt + step];
+    this.target = written === undefined ? "the next token" : `“${written.trim() || written}”`;
     this.draw(columns);
     const pending = rows.map(({ path }) => path).reverse(), size = subject.model.parameters > 5e7 ? 1 : subject.model.parameters > 5e6 ? 3 : 8;
     this.requests.run(async (stop) => {
@@ -40,7 +41,7 @@ export class CausalMap {
         for (const row of part.rows) this.fill(rows.findIndex(({ path }) => path === row.path), row, nHeads);
         this.draw(columns, pending.length);
       }
-    }, () => { document.documentElement.dataset.map = `${this.measure} ${this.target.trim()}`; }, (error) => { this.key = ""; this.pane.fail(error.message); }, 300);
+    }, () => { document.documentElement.dataset.map = `${this.measure} ${this.target}`; }, (error) => { this.key = ""; this.pane.fail(error.message); }, 300);
   }
 
   fill(i, { heads, layer, feed_forward: feedForward, skip }, nHeads) {
@@ -53,7 +54,7 @@ export class CausalMap {
   draw(columns, nPending = this.shape.rows.length) {
     const { rows, nHeads } = this.shape, heads = this.values.flatMap((row) => row.slice(0, nHeads)).filter((value) => value !== null && value !== undefined);
     const largest = Math.max(0.05, ...heads.map(Math.abs)); // of the heads, whose effects are smaller than those of whole layers
-    const what = this.measure === "logit" ? `change of the logit of “${this.target.trim()}” when a part is replaced; orange parts speak for the token` : `divergence of the prediction of “${this.target.trim()}”, in nats, when a part is replaced`;
+    const what = this.measure === "logit" ? `change of the logit of ${this.target} when a part is replaced; orange parts speak for the token` : `divergence of the prediction of ${this.target}, in nats, when a part is replaced`;
     const grid = heatGrid({ caption: `${what}${nPending ? ` (${rows.length - nPending} of ${rows.length} layers computed …)` : "."}`, rows: rows.map(({ label, path }) => ({ label, title: path })), columns, values: this.values, largest, signed: this.measure === "logit", corner: "layer ↓ head →", className: rows.length > 16 ? "map-grid deep" : "map-grid",
       title: (i, j) => `${rows[i].cells[j].path}${rows[i].cells[j].head === null ? "" : `, head ${rows[i].cells[j].head}`}: ${this.values[i][j] === null ? "not computed yet" : this.values[i][j].toFixed(3)}`,
       onClick: (i, j) => this.onClick(rows[i].cells[j]) });

@@ -40,11 +40,18 @@ export function open(box, initial, { signal, remember }) {
     requests.run((stop) => ask(action, more ? { ...subject.input, ...more } : { model: subject.model.name }, { signal: stop, onProgress: progress }), (result) => {
       status("");
       stage.show(...show(result));
+      if (state.view === "lens") showColumn();
       document.documentElement.dataset.shown = state.view;
     }, (error) => { status(""); routeError(error, { other_text: other }, (message) => stage.fail(message)); ready("error"); }, wait);
   }
 
   const target = (i) => `t${i}`;
+
+  // Scroll a wide grid to the position that writes the selected token.
+  function showColumn() {
+    const { source, n_prompt: nPrompt } = subject.last, heading = stage.querySelector(`th[data-token="${target(nPrompt - 1 + step())}"]`), box = heading?.closest(".scroll");
+    if (box) box.scrollLeft += heading.getBoundingClientRect().right - box.getBoundingClientRect().right + (source.length ? 0 : 40);
+  }
 
   function lens({ rows, positions, tokens, texts, probabilities, ranks }) {
     const order = rows.map((_, i) => rows.length - 1 - i), final = texts.at(-1);
@@ -64,7 +71,7 @@ export function open(box, initial, { signal, remember }) {
       chip.style.setProperty("--w", `${Math.round(70 * share)}%`);
       return chip;
     };
-    const edit = (path, head) => `#intervention?${new URLSearchParams({ model: subject.model.name, text: subject.state.text, w: subject.state.w, edits: `${path}:${head ?? ""}:zero`, step: String(step()) })}`;
+    const edit = (path, head) => `#intervention?${new URLSearchParams({ ...Object.fromEntries(Object.keys(SUBJECT).map((key) => [key, state[key]]).filter(([key, value]) => String(value) !== String(SUBJECT[key]))), edits: `${path}:${head ?? ""}:zero`, step: String(step()) })}`;
     return [make("p", { className: "note" }, "The logit of ", make("b", { textContent: token }), ` is ${logit.toFixed(2)}: the sum of what every part adds to it directly. Removing a part tests that: a part is confirmed if the logit then falls.`),
       make("table", { className: "plain why" }, make("thead", {}, make("tr", {}, ...["reads", "part", "direct contribution", "change without it", "verdict"].map((text) => make("th", { scope: "col", textContent: text })))),
         make("tbody", {}, ...parts.map(({ name, path, head, value, ablation, verdict, sources }) => make("tr", { className: verdict }, make("td", { className: "reads" }, ...sources.filter(({ share }, i) => i === 0 || share >= 0.02).map((edge) => link(path, edge)), sources.length ? "" : make("span", { className: "note", textContent: "the stream at this position" })),

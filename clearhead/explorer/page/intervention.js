@@ -15,6 +15,8 @@ const LABELS = { zero: "zero ablation", mean: "mean ablation", scale: "scaled", 
 const SIGNS = { zero: "0", mean: "x̄", scale: "×", patch: "⇄", skip: "↷" };
 
 // Interventions in the address: path, heads, kind, factor, positions, as in blocks.2.attention:0+3:zero or blocks.1::skip
+const isEqual = (one, two) => JSON.stringify(one) === JSON.stringify(two);
+const layerName = (path) => path.replace(/(^|\.)blocks\.(\d+)/, (_, dot, n) => `${dot ? " " : ""}block ${n}`).replace(".cross_attention", ", cross-attention").replace(".attention", ", self-attention").replace(".feed_forward", ", feed-forward");
 const parse = (text) => text.split(";").filter(Boolean).map((entry) => {
   const [path, heads = "", kind = "zero", factor = "0", positions = ""] = entry.split(":");
   const numbers = (list) => list.split("+").filter((n) => n !== "").map(Number);
@@ -33,14 +35,29 @@ export function open(box, initial, { signal, remember }) {
   const temperature = slider("Attention temperature", [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 100], state.mt, (mt) => change({ mt }), { min: 0.001, max: 1000 });
   const kinds = choices("Kind of intervention", KINDS, "zero", (kind) => { tool.kind = kind; showTool(); });
   const controls = make("section", { className: "tools" }, make("h3", { textContent: "Click a cell of the map to apply" }), kinds, factor, source, make("details", { className: "sampling", open: Boolean(state.mask || state.at || state.mt !== 1) }, make("summary", { textContent: "Mask, temperature, tokens" }), make("div", {}, temperature, mask, at, token)));
-  const undo = button("Undo all", () => reset());
-  const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel: () => { if (!known(state.edits)) state.edits = ""; }, onRun, onFail: (error) => out.fail(error.message), onLoading: () => out.loading() });
+  const undo = button("Undo all", () => reset()), omitted = make("p", { className: "problem omitted", role: "alert" });
+  const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel: dropUnknown, onRun, onFail: (error) => out.fail(error.message), onLoading: () => out.loading() });
   const map = new CausalMap(mapPane, signal, { onClick: toggleCell, onShown: markCells, measure: state.measure, onMeasure: (measure) => { state.measure = measure; save(); } });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model writes the selected token? Select a token above, then click a cell to switch that part off." }), make("div", { className: "form tight" }, undo, saveButton("interventions"))), mapPane, out);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model writes the selected token? Select a token above, then click a cell to switch that part off." }), make("div", { className: "form tight" }, undo, saveButton("interventions"))), omitted, mapPane, out);
   const fields = { mask, patch_text: source, replacement: token, target_position: at };
   let result = null;
 
-  const known = (edits) => parse(edits).every(({ path }) => subject.model.layers.some((layer) => path === layer.path || path === layer.path.replace(/\.[^.]+$/, "") || path === layer.path.replace(/[^.]+$/, "feed_forward")));
+  // Why the model cannot apply an intervention, or "".
+  function problemOf({ path, heads, kind }) {
+    const { name, layers } = subject.model, layer = layers.find((candidate) => candidate.path === path), isPart = layer || layers.some((other) => path === other.path.replace(/\.[^.]+$/, "") || path === other.path.replace(/[^.]+$/, "feed_forward"));
+    if (!isPart) return `“${path}” is not a part of ${name}`;
+    if (!(kind in LABELS)) return `“${kind}” is not a kind of intervention`;
+    const unknown = heads.find((head) => !(head < (layer?.n_heads ?? 0)));
+    return unknown === undefined ? "" : `${path} has no head ${unknown}`;
+  }
+
+  // Omit the interventions that the model does not have, as after a change of the model, and say so.
+  function dropUnknown() {
+    const specs = parse(state.edits), problems = specs.map(problemOf);
+    state.edits = format(specs.filter((_, i) => !problems[i]));
+    omitted.textContent = problems.filter(Boolean).map((problem) => `${problem}; this intervention is omitted.`).join(" ");
+  }
+
   function showTool() { factor.hidden = tool.kind !== "scale"; source.hidden = tool.kind !== "patch"; }
   showTool();
 
@@ -66,6 +83,7 @@ export function open(box, initial, { signal, remember }) {
     Object.assign(state, { edits: "", mask: "", mt: 1, at: "", token: "", source: "" });
     for (const boxed of [mask, source, at, token]) boxed.querySelector("input").value = "";
     temperature.set(1);
+    omitted.textContent = "";
     change({});
   }
 
@@ -81,6 +99,7 @@ export function open(box, initial, { signal, remember }) {
       if (same) same.heads = [...same.heads, head].sort((a, b) => a - b);
       else rest = [...rest, { ...made, heads: head === null ? [] : [head] }];
     }
+    omitted.textContent = "";
     change({ edits: format(rest) });
   }
 
@@ -108,11 +127,11 @@ export function open(box, initial, { signal, remember }) {
 
   function show({ before, after, changes, python }) {
     const layers = subject.model.layers.map(({ path }) => path), nHeads = subject.model.layers.find(({ path }) => path === before.layer)?.n_heads ?? 0;
-    const layer = field("Layer", make("select", { on: { change(event) { change({ layer: event.target.value, head: "" }); } } }, ...layers.map((path) => make("option", { value: path, textContent: path, selected: path === before.layer }))));
+    const layer = field("Layer", make("select", { on: { change(event) { change({ layer: event.target.value, head: "" }); } } }, ...layers.map((path) => make("option", { value: path, textContent: layerName(path), selected: path === before.layer }))));
     const head = field("Head", make("select", { on: { change(event) { change({ head: event.target.value }); } } }, make("option", { value: "", textContent: "mean" }), ...Array.from({ length: nHeads }, (_, i) => make("option", { value: i, textContent: i, selected: String(i) === String(state.head) }))));
-    const logits = changes.logits, hasChanged = logits.kl_largest > 0, isEdited = !undo.disabled, activations = [...changes.outputs.filter(({ path }) => path), ...changes.weights].filter(({ mean }) => mean !== 0);
+    const isSame = isEqual(before.weights, after.weights), logits = changes.logits, hasChanged = logits.kl_largest > 0, isEdited = !undo.disabled, activations = [...changes.outputs.filter(({ path }) => path), ...changes.weights].filter(({ mean }) => mean !== 0);
     const largest = Math.max(1e-12, ...activations.map(({ mean }) => mean ?? 0));
-    const side = (name, pass, title) => make("section", { className: "side" }, make("h3", { textContent: title }), weights(pass, title), bars(pass.candidates, name === "after" ? before.candidates : null));
+    const side = (...parts) => make("section", { className: "side" }, ...parts), sides = (one, two) => make("div", { className: "sides" }, side(...one), isEdited && two ? side(...two) : null);
     const kl = make("div", { className: "chips" }, ...after.tokens.map((text, i) => {
       const chip = make("span", { title: changes.kl[i] === undefined ? "" : `KL divergence of the prediction after this token: ${changes.kl[i] === null ? "∞" : changes.kl[i].toPrecision(2)} nats` }, text);
       chip.dataset.token = `t${i}`;
@@ -120,9 +139,12 @@ export function open(box, initial, { signal, remember }) {
       return chip;
     }));
     out.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No intervention yet: click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : ""), hasChanged ? kl : null,
-      make("div", { className: "form" }, layer, head), make("div", { className: "sides" }, side("before", before, "Original"), isEdited ? side("after", after, "With interventions") : null),
+      sides([make("h3", { textContent: "Original" }), bars(before.candidates, null)], [make("h3", { textContent: "With interventions" }), bars(after.candidates, before.candidates)]),
+      make("h3", { className: "top-gap", textContent: "Attention weights" }), make("div", { className: "form" }, layer, head),
+      isEdited && isSame ? make("p", { className: "note", textContent: "The interventions leave these weights as they are; a head is switched off after its weights are computed." }) : null,
+      isSame ? weights(before, isEdited ? "Original and with interventions" : "Original") : sides([weights(before, "Original")], [weights(after, "With interventions")]),
       make("div", { className: "answer top-gap" }, activations.length ? make("table", { className: "plain gauges" }, make("caption", { textContent: "Relative change of each output; share of attention that moved (means)" }), make("tbody", {}, ...activations.map(({ path, kind, mean }) =>
-        make("tr", {}, make("th", { scope: "row", textContent: `${path} ${kind}` }), gauge((mean ?? largest) / largest), make("td", { textContent: mean === null ? "∞" : mean.toPrecision(3) }))))) : null, make("div", {}, make("h3", { textContent: "The same in Python" }), make("pre", { className: "python", tabIndex: 0, textContent: python }),
+        make("tr", {}, make("th", { scope: "row", title: path, textContent: `${layerName(path)} ${kind}` }), gauge((mean ?? largest) / largest), make("td", { textContent: mean === null ? "∞" : mean.toPrecision(3) }))))) : null, make("div", {}, make("h3", { textContent: "The same in Python" }), make("pre", { className: "python", tabIndex: 0, textContent: python }),
         button("Copy", async () => { await navigator.clipboard.writeText(python).then(() => status("copied"), () => status("the browser does not allow copying; select the text instead")); }))));
     ready(`intervention ${logits.top1_changed} ${logits.kl_largest.toPrecision(3)}`);
   }
@@ -132,7 +154,7 @@ export function open(box, initial, { signal, remember }) {
     const isCross = pass.layer.endsWith("cross_attention"), isSource = pass.layer.startsWith("encoder"), rowTokens = isSource ? pass.source : isCross ? pass.tokens.slice(1) : pass.tokens, columnTokens = isSource || isCross ? pass.source : pass.tokens;
     const labels = (tokens, length, name, shift) => Array.from({ length }, (_, i) => { const k = Math.floor((i * Math.max(tokens.length, length)) / length); return { label: tokens[k]?.trim() || tokens[k] || (isCross ? "next" : String(k)), token: `${name}${k + shift}` }; });
     const values = pass.weights.map((row) => row.map((code) => (code / 255) ** 2));
-    return heatGrid({ caption: `${title}: ${pass.layer}, ${pass.head === null ? "mean over heads" : `head ${pass.head}`}. ${isCross ? "A row is the token about to be written." : "A row is the token that attends."}`, corner: "query ↓ key →", signed: false, largest: 1, className: values.length > 24 ? "tiny" : "small",
+    return heatGrid({ caption: `${title}: ${layerName(pass.layer)}, ${pass.head === null ? "mean over heads" : `head ${pass.head}`}. ${isCross ? "A row is the token about to be written." : "A row is the token that attends."}`, corner: "query ↓ key →", signed: false, largest: 1, className: values.length > 24 ? "tiny" : "small",
       rows: labels(rowTokens, values.length, isSource ? "s" : "t", isCross ? 1 : 0), columns: labels(columnTokens, values[0].length, isSource || isCross ? "s" : "t", 0), values });
   }
 
