@@ -116,6 +116,7 @@ def test_listen_attention_draws_the_sound_and_the_map(cli, tiny, tmp_path):
     text = page.read_text(encoding="utf-8")
     assert f"pi.wav → {' '.join(expected)}" in text
     assert '"grid":[1,' in text
+    assert '"footer":"Made by clearhead. ' in text
     assert "http://" not in text.replace("http://www.w3.org", "")
 
 

@@ -210,14 +210,33 @@ function shaded(cell, background) {
 const CELLS = 12; // maximum number of rows and columns with values in the cells
 function matrix(step, rows, paint) {
   if (Math.max(rows.length, rows[0].length) > CELLS) {
-    const side = Math.min(480, innerWidth - 60), high = Math.max(40, (side * rows.length) / rows[0].length);
-    return make("figure", { class: "map" }, heatCanvas(rows, paint, side, Math.min(640, high), { class: "big" }),
-      make("figcaption", { class: "remark" }, `queries ${named(step.rows)} down, keys ${named(step.columns)} across` + (step.pooled ? "; a cell is a mean" : "")));
+    const side = Math.min(480, innerWidth - 60 - LABEL_SIZE), high = Math.min(640, Math.max(40, (side * rows.length) / rows[0].length));
+    return make("figure", { class: "labeled-map" }, make("span", { class: "corner" }, "query ↓ key →"), ticks(step.columns, side, "top"), ticks(step.rows, high, "left"), heatCanvas(rows, paint, side, high, { class: "big" }),
+      make("figcaption", { class: "remark" }, rowMeaning(step) + (step.pooled ? " A cell is a mean." : "")));
   }
   const cell = (value) => shaded(make("td", {}, step.role === "mask" ? (value ? "True" : "False") : value === null ? "−∞" : value.toFixed(2).replace("-", "−")), paint(value));
   const head = make("tr", {}, make("th", {}, "query ↓ key →"), ...step.columns.map((name) => make("th", { scope: "col" }, trimmed(name))));
-  return make("table", { class: "grid" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) =>
+  const table = make("table", { class: "grid" }, make("thead", {}, head), make("tbody", {}, ...rows.map((row, i) =>
     make("tr", {}, rowHeading(step, i, trimmed(step.rows[i])), ...row.map(cell)))));
+  return make("figure", { class: "map-table" }, table, make("figcaption", { class: "remark" }, rowMeaning(step)));
+}
+// What a row of a matrix is; a decoder reads a token and predicts the next one.
+function rowMeaning(step) {
+  if (steps[0].kind === "image") return "A row is a query, labeled by its patch; a column is a key.";
+  const predicts = step.symbols.includes("T") && predictions.some((prediction) => prediction.context.length);
+  return `A row is a query, labeled by the token read${predicts ? ", not by the token predicted next" : ""}; a column is a key.`;
+}
+const LABEL_SIZE = 72; // pixels of the labels of a large matrix
+// Labels of every n-th row or column of a large matrix.
+function ticks(names, pixels, side) {
+  const stride = Math.ceil((13 * names.length) / pixels), box = make("div", { class: `ticks ${side}`, "aria-hidden": "true" });
+  names.forEach((name, i) => {
+    if (i % stride) return;
+    const tick = make("span", {}, trimmed(name));
+    tick.style[side === "top" ? "left" : "top"] = `${(100 * (i + 0.5)) / names.length}%`;
+    box.append(tick);
+  });
+  return box;
 }
 // The heading of a token's row; a surrounding page highlights the token by its name, "s3" or "t5".
 function rowHeading(step, i, text) {
@@ -226,7 +245,6 @@ function rowHeading(step, i, text) {
   if (axis) cell.dataset.token = `${axis.toLowerCase()}${i}`;
   return cell;
 }
-const named = (tokens) => `${trimmed(tokens[0])} … ${trimmed(tokens[tokens.length - 1])}`;
 
 // ---------------------------------------------------------------------------------------------- moving
 

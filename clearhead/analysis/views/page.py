@@ -191,7 +191,7 @@ def page_data(
         ],
         "image": image,
         "sound": None if report.sound is None else _sound(report.sound),
-        "footer": _footer(maps),
+        "footer": _footer(report),
     }
 
 
@@ -269,8 +269,11 @@ class _Thumbnails:
         return {"rows": R, "columns": C, "codes": encode(quantize(self._cells, 8), 8)}
 
 
-def _footer(maps: list[AttentionMap]) -> str:
-    sentences = ["Made by clearhead inspect."]
+def _footer(report: AttentionReport) -> str:
+    """Return what made the page, and how exact its weights are."""
+    # `inspect` and `listen` both write pages of recordings.
+    sentences = ["Made by clearhead inspect." if report.sound is None else "Made by clearhead."]
+    maps = list(report.maps)
     differences = [(p.difference, p.tolerance or 0.0) for p in maps if p.difference is not None]
     if differences:
         worst, allowed = max(differences)
