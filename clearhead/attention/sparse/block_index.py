@@ -161,7 +161,8 @@ class BlockIndex:
             tests = "no pair is tested"
         elif not full:
             tests = f"every pair is tested, by {test}"
-        return f"{busy:,} blocks of {self.M} {rows}, up to {self.max_length:,} keys each, {storage}: {tests}"
+        blocks = "1 block" if busy == 1 else f"{busy:,} blocks"
+        return f"{blocks} of {self.M} {rows}, up to {self.max_length:,} keys each, {storage}: {tests}"
 
     def row_indices(self, blocks: Tensor) -> Tensor:
         """Return the row indices (R, M) of these blocks; −1 for padding."""
