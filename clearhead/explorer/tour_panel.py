@@ -204,4 +204,6 @@ def _part_name(part: analysis.LogitContribution) -> str:
         return part.name
     number = index.removeprefix("blocks.")
     where = f"{stack} {kind}" if stack and name != "cross_attention" else kind
-    return f"{where} network of block {number}" if part.head is None else f"{where} head {number}.{part.head}"
+    if part.head is not None:
+        return f"{where} head {number}.{part.head}"
+    return f"the {where}{' network' if name == 'feed_forward' else ''} of block {number}"

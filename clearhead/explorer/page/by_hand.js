@@ -30,12 +30,13 @@ export function open(box, initial, { signal, remember }) {
   const betaSlider = make("input", { type: "range", min: -3, max: 3, step: 0.25, value: Math.log2(Number(state.beta)) || 0, ariaLabel: "β as a slider, from 1/8 to 8",
     on: { input() { go({ beta: String(Math.round(1000 * 2 ** betaSlider.value) / 1000) }); } } });
   beta.append(betaSlider);
+  const kinds = choices("Examples of attention", Object.keys(KINDS), "", (name) => go({ ...DEFAULTS, key: state.key, x: state.x, ...KINDS[name] }));
   box.append(make("h1", { textContent: "Attention by hand" }),
-    make("p", { className: "lead", textContent: "softmax(β·Q·Kᵀ)·X in exact numbers. Queries are the vectors in some order, keys are the vectors with one of them perturbed, and values are the vectors. Drag a tip, or type fractions." }),
-    choices("Kind of attention", Object.keys(KINDS), "", (name) => go({ ...DEFAULTS, key: state.key, x: state.x, ...KINDS[name] })),
+    make("p", { className: "lead", textContent: "The outputs softmax(β·Q·Kᵀ)·X in exact numbers. Queries Q and keys K are the vectors X themselves, or a variation of them. Drag a point, or type fractions." }),
+    make("div", { className: "bar start" }, make("span", { className: "note", textContent: "Examples" }), kinds),
     make("div", { className: "form top-gap" }, beta, mask, order, key, scale, noise),
     errorBox,
-    make("div", { className: "byhand" }, make("figure", {}, plane, make("figcaption", {}, "Vectors (arrows) and outputs (rings) ", saveButtons("vectors", plane)), rows), make("div", {}, kind, out)));
+    make("div", { className: "byhand" }, make("figure", {}, plane, make("figcaption", {}, "Vectors (points) and outputs (rings) ", saveButtons("vectors", plane)), rows), make("div", {}, kind, out)));
 
   const fields = { beta, mask, scale, noise };
   const vectors = () => parse(state.x);
@@ -112,6 +113,7 @@ export function open(box, initial, { signal, remember }) {
     out.classList.remove("old");
     showPlane(all, result);
     const [name, description] = result.kind.split(": ");
+    kinds.set(name);
     kind.replaceChildren(make("b", { textContent: name }), description ? `: ${description}.` : ".", result.max_weight_change > 0 ? ` The perturbation changes a weight by up to ${result.max_weight_change.toPrecision(3)}.` : "");
     const n = all.length, labels = [...Array(n).keys()].map((i) => `x${i + 1}`), order = orders(n), queries = labels.map((_, i) => `q${i + 1}${order.length ? ` = x${order[i] + 1}` : ""}`);
     const { row_sums: rowSums } = result, keys = labels.map((_, i) => `k${i + 1}`);

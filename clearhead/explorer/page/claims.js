@@ -2,6 +2,19 @@
 import { Latest, ask, choices, field, make, progress, ready, saveButtons, slider, status } from "./tools.js";
 
 const DEFAULTS = { id: "", theme: "", search: "", seed: 0, quiz: "" };
+const SUBSCRIPT = /([\p{L}])_(\{[^}]+\}|[\p{L}\d]{1,2}(?![\p{L}\d_])|(?:model|max|min)(?![\p{L}\d_]))/gu;
+
+// Return a statement with its indices as subscripts: "d_k" and "Σ_{i<j}", but not the words of a name such as "num_heads".
+function typeset(text) {
+  const parts = [];
+  let end = 0;
+  for (const match of text.matchAll(SUBSCRIPT)) {
+    if (/[\p{L}\d_]/u.test(text[match.index - 1] ?? " ")) continue;
+    parts.push(text.slice(end, match.index + match[1].length), make("sub", { textContent: match[2].replace(/[{}]/g, "") }));
+    end = match.index + match[0].length;
+  }
+  return [...parts, text.slice(end)];
+}
 const capitalize = (verdict) => verdict[0].toUpperCase() + verdict.slice(1);
 
 export function open(box, initial, { signal, remember }) {
@@ -11,7 +24,7 @@ export function open(box, initial, { signal, remember }) {
   const search = make("input", { type: "search", value: state.search, on: { input() { fill({ search: search.value }); } } });
   const mode = choices("Mode", [["", "Browse"], ["yes", "Quiz"]], state.quiz, (quiz) => { go({ quiz }); });
   box.append(make("h1", { textContent: "Claims" }),
-    make("p", { className: "lead", textContent: "Statements about attention and related topics from courses and exams. Each is tested by a program, on this machine and with your seed." }),
+    make("p", { className: "lead", textContent: "Statements about attention from courses and exams. Is each true? A program tests it now, on this machine, with the seed that you choose." }),
     make("div", { className: "form" }, mode, field("Theme", themes), field("Search", search)),
     make("div", { className: "two" }, make("div", { className: "list" }, list), entry));
   let claims = [], verdicts = [];
@@ -21,10 +34,10 @@ export function open(box, initial, { signal, remember }) {
     remember(state, DEFAULTS);
     const terms = state.search.toLowerCase().split(/\s+/).filter(Boolean);
     const matches = claims.filter((claim) => (!state.theme || claim.theme === state.theme) && terms.every((term) => `${claim.statement} ${claim.id}`.toLowerCase().includes(term)));
-    list.replaceChildren(...matches.map((claim) => {
-      const button = make("button", { type: "button", on: { click() { go({ id: claim.id }); } } }, make("span", { className: "note", textContent: claim.theme }), claim.statement);
+    list.replaceChildren(...matches.flatMap((claim, i) => {
+      const button = make("button", { type: "button", on: { click() { go({ id: claim.id }); } } }, ...typeset(claim.statement));
       button.setAttribute("aria-current", String(claim.id === state.id));
-      return make("li", {}, button);
+      return [...(claim.theme === matches[i - 1]?.theme ? [] : [make("li", { className: "theme", textContent: claim.theme })]), make("li", {}, button)];
     }), ...(matches.length ? [] : [make("li", { className: "note", textContent: "no statement contains these words" })]));
     return matches;
   }
@@ -36,10 +49,11 @@ export function open(box, initial, { signal, remember }) {
     if (!claim) return entry.replaceChildren();
     if (claim.id !== state.id) return go({ id: claim.id });
     const out = make("div");
-    const seed = slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => { state.seed = value; remember(state, DEFAULTS); }, { min: 0, max: Number.MAX_SAFE_INTEGER, integer: true });
-    entry.replaceChildren(make("h2", { textContent: claim.statement }), make("p", { className: "note", textContent: `${claim.source}, ${claim.location}` }),
-      state.quiz ? quiz(claim, out) : make("div", { className: "form" }, seed, make("button", { type: "button", className: "act main", textContent: "Run", on: { click() { run(claim, out); } } })), out);
+    const seed = slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => { state.seed = value; remember(state, DEFAULTS); run(claim, out, null, 150); }, { min: 0, max: Number.MAX_SAFE_INTEGER, integer: true });
+    entry.replaceChildren(make("h2", {}, ...typeset(claim.statement)), make("p", { className: "note", textContent: `${claim.source}, ${claim.location}` }),
+      state.quiz ? quiz(claim, out) : make("div", { className: "form" }, seed, make("button", { type: "button", className: "act main", textContent: "Run again", on: { click() { run(claim, out); } } })), out);
     ready(`claim ${claim.id}`);
+    if (!state.quiz) run(claim, out, null, 150); // the answer first; a claim that is only passed by is not run
   }
 
   function quiz(claim, out) {
@@ -54,8 +68,9 @@ export function open(box, initial, { signal, remember }) {
     return make("div", { className: "form" }, ...answers, next, make("span", { className: "note", id: "score", textContent: score.of ? `${score.right} of ${score.of} right` : "Choose a verdict" }));
   }
 
-  function run(claim, out, guess = null) {
-    out.textContent = "Running …";
+  function run(claim, out, guess = null, wait = 0) {
+    if (out.childElementCount) out.classList.add("old");
+    else out.replaceChildren(make("p", { className: "note", textContent: "Testing the claim …" }));
     latest.run((stop) => ask("run_claim", { name: claim.id, seed: state.seed }, { signal: stop, onProgress: progress }), (result) => {
       status("");
       if (guess) {
@@ -63,17 +78,18 @@ export function open(box, initial, { signal, remember }) {
         score.right += guess === result.verdict;
         document.getElementById("score").textContent = `${guess === result.verdict ? "Right." : "Wrong."} ${score.right} of ${score.of} right`;
       }
+      out.classList.remove("old");
       out.replaceChildren(...outcome(result));
       ready(`verdict ${result.id} ${result.verdict}`);
-    }, (error) => { out.textContent = error.message; status(""); });
+    }, (error) => { out.classList.remove("old"); out.replaceChildren(make("p", { className: "caret", role: "alert", textContent: error.message })); status(""); ready("error"); }, wait);
   }
 
   function outcome(result) {
     const parts = [make("p", { className: `verdict ${result.verdict.replaceAll(" ", "-")}`, textContent: capitalize(result.verdict) + (result.condition ? `: ${result.condition}` : "") })];
-    if (result.counter_example) parts.push(make("p", {}, make("b", { textContent: "Counter-example: " }), result.counter_example));
-    if (result.correction) parts.push(make("p", {}, make("b", { textContent: "Correction: " }), result.correction));
-    parts.push(make("p", { className: "note", textContent: `${result.method} · seed ${result.seed} · ${result.seconds} s` }),
-      make("ul", { className: "evidence" }, ...result.evidence.map((line) => make("li", { textContent: line }))));
+    if (result.counter_example) parts.push(make("p", {}, make("b", { textContent: "Counter-example: " }), ...typeset(result.counter_example)));
+    if (result.correction) parts.push(make("p", {}, make("b", { textContent: "Correction: " }), ...typeset(result.correction)));
+    parts.push(make("h3", { textContent: "Evidence" }), make("p", { className: "note" }, ...typeset(`${result.method} · seed ${result.seed} · ${result.seconds} s`)),
+      make("ul", { className: "evidence" }, ...result.evidence.map((line) => make("li", {}, ...typeset(line)))));
     if (result.figure) {
       const svg = document.importNode(new DOMParser().parseFromString(result.figure, "image/svg+xml").documentElement, true);
       parts.push(make("figure", { className: "sheet-figure" }, svg, make("figcaption", {}, saveButtons(result.id, svg))));

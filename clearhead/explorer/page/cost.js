@@ -9,13 +9,16 @@ const SLIDERS = [
   ["vocab_size", "Vocabulary", [64, 256, 1000, 4000, 8000, 16000, 32000, 50257, 64000, 100000, 128000, 200000, 256000]], ["memory", "Memory, GiB", [4, 8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192, 288]],
 ];
 const LARGEST = { tokens: 1 << 20, batch: 1 << 14, d_model: 16384, n_heads: 256, n_layers: 128, d_ff: 65536, vocab_size: 1 << 20, memory: 4096 };
+const BOTTLENECKS = { "host wait": "waiting for the host to launch kernels" };
 const CEILINGS = { bandwidth: "memory traffic" };
+const PART_NAMES = { "blocks.*.norm1": "first norm", "blocks.*.norm2": "second norm", norm: "final norm", Decoder: "unembedding, final steps", Encoder: "steps of the whole model" };
+const partName = (part) => PART_NAMES[part] ?? part.replace("blocks.*", "block").replace(/^block$/, "block, residual sums").replace(/^block\./, "").replace("feed_forward", "feed-forward").replace(/\.([qkvo])_proj$/, ", $1 projection").replace(".", ", ");
 const MEMORY_NAMES = { attention_weights_naive: "attention weights, if stored", attention_statistics_fused: "statistics of fused attention", kv_cache: "KV cache" };
 
 export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial }, latest = new Latest(signal), slow = new Latest(signal), fits = new Latest(signal);
   for (const [name] of SLIDERS) state[name] = Number(state[name]);
-  const out = make("div", { className: "answer" }), curves = make("div"), errorBox = make("p", { className: "caret", role: "alert" }), limits = make("p"), boxes = {};
+  const out = make("div", { className: "answer" }), curves = make("div"), headline = make("p", { className: "answer-output headline", ariaLive: "polite" }), parts = make("div"), errorBox = make("p", { className: "caret", role: "alert" }), limits = make("p", { className: "note limits" }), boxes = {};
   const select = (label, name, options) => field(label, make("select", { on: { change(event) { go({ [name]: event.target.value }); } } },
     ...options.map((value) => make("option", { value, textContent: value, selected: value === state[name] }))));
   box.append(make("h1", { textContent: "Cost" }),
@@ -24,13 +27,13 @@ export function open(box, initial, { signal, remember }) {
       choices("Pass", [["", "Forward"], ["yes", "Training step"]], state.training, (training) => go({ training })), select("Dtype", "dtype", ["bfloat16", "float16", "float32"]),
       (boxes.mask = field("Extra mask", make("input", { type: "text", className: "code", value: state.mask, size: 26, placeholder: "causal() & window(256, 0)", on: { input(event) { go({ mask: event.target.value }); } } })))),
     make("div", { className: "sliders" }, ...SLIDERS.map(([name, label, steps]) => (boxes[name] = slider(label, steps, state[name], (value) => go({ [name]: value }), { min: name === "memory" ? 0.1 : 1, max: LARGEST[name], integer: name !== "memory" })))),
-    errorBox, out, make("h2", { textContent: "Largest batch and length" }), limits, make("h2", { textContent: "Growth with the length" }), curves);
+    errorBox, headline, limits, out, make("h2", { textContent: "Growth with the length" }), curves, make("h2", { textContent: "Cost by part" }), parts);
 
   function go(changes) {
     Object.assign(state, changes);
     remember(state, DEFAULTS);
     const body = { ...state, training: state.training === "yes" };
-    latest.run((stop) => ask("cost", body, { signal: stop }), show, (error) => { routeError(error, boxes, (message) => { errorBox.textContent = message; }); out.classList.add("old"); curves.classList.add("old"); limits.textContent = ""; ready("error"); });
+    latest.run((stop) => ask("cost", body, { signal: stop }), show, (error) => { routeError(error, boxes, (message) => { errorBox.textContent = message; }); for (const old of [headline, out, parts, curves]) old.classList.add("old"); limits.textContent = ""; ready("error"); });
     if (!curves.childElementCount) curves.textContent = limits.textContent = "Computing …";
     slow.run((stop) => ask("cost_growth", body, { signal: stop, onProgress: progress }), (result) => { status(""); showGrowth(result.rows); }, () => {}, 500);
     fits.run((stop) => ask("largest_batch", body, { signal: stop }), ({ batch, tokens, is_search_limit: isSearchLimit }) => {
@@ -42,20 +45,20 @@ export function open(box, initial, { signal, remember }) {
   function show(result) {
     errorBox.textContent = "";
     for (const box of Object.values(boxes)) if (box.problem) box.problem("");
-    out.classList.remove("old");
-    curves.classList.remove("old");
+    for (const old of [headline, out, parts, curves]) old.classList.remove("old");
     const { time, memory } = result, components = Object.entries(time.breakdown), total = components.reduce((sum, [, s]) => sum + s, 0);
+    headline.replaceChildren(seconds(time.seconds), make("small", { textContent: ` per ${state.training === "yes" ? "training step" : "forward pass"} on one ${time.machine}, limited by ${BOTTLENECKS[time.bottleneck] ?? time.bottleneck}` }), make("br"), bytes(memory.peak), make("small", { textContent: ` at the peak, which ${result.fits ? "fits" : "does not fit"} in ${state.memory} GiB` }));
     out.replaceChildren(
       make("div", {}, table("Totals", ["", ""], [
         ["Parameters", count(result.parameters)], ["FLOPs, forward", large(result.flops.forward)], ["FLOPs, backward", large(result.flops.backward)],
-        ["Bytes accessed, forward", bytes(result.bytes_accessed)], ["Kernel launches", count(result.kernel_launches)], [`Time on ${time.machine}`, seconds(time.seconds)], ["Limited by", time.bottleneck],
-        ["Peak memory", `${bytes(memory.peak)}, ${result.fits ? "fits" : "does not fit"}`], ["KV cache", bytes(memory.kv_cache)], ["Most FLOPs in", result.bottleneck],
+        ["Bytes accessed, forward", bytes(result.bytes_accessed)], ["Kernel launches", count(result.kernel_launches)],
+        ["Most FLOPs in", partName(result.bottleneck)],
       ])), make("div", {}, bars("Time by component", components.map(([name, s]) => [name.replaceAll("_", " "), s / (total || 1), seconds(s)]))),
-      make("div", {}, bars(`In memory at the peak (${memory.peak_op})`, Object.entries(memory.peak_breakdown).map(([name, n]) => [name, n / (memory.peak || 1), bytes(n)]))),
-      make("div", {}, table("Memory", ["", ""], Object.entries(memory).filter(([name]) => !name.startsWith("peak_")).map(([name, n]) => [MEMORY_NAMES[name] ?? name, bytes(n)]))),
-      make("div", { className: "scroll whole" }, table("Cost by part", ["part", "parameters", "forward", "bytes accessed", "saved", "time", "limited by"], result.parts.map((part) => {
+      make("div", {}, bars(`In memory at the peak`, Object.entries(memory.peak_breakdown).map(([name, n]) => [name, n / (memory.peak || 1), bytes(n)]))),
+      make("div", {}, table("Memory", ["", ""], Object.entries(memory).filter(([name, n]) => name !== "peak" && !name.startsWith("peak_") && n > 0).map(([name, n]) => [MEMORY_NAMES[name] ?? name, bytes(n)]))));
+    parts.replaceChildren(make("div", { className: "scroll whole" }, table("Sums over all blocks; every part without the parts inside it", ["part", "parameters", "FLOPs, forward", "bytes accessed", "saved for backward", "time", "limited by"], result.parts.map((part) => {
         const limit = result.ceilings[part.part];
-        return [part.part, count(part.parameters), large(part.forward), bytes(part.bytes_accessed), bytes(part.saved), limit ? seconds(limit.seconds) : "", limit ? CEILINGS[limit.bound] ?? limit.bound : ""];
+        return [make("th", { scope: "row", textContent: partName(part.part), title: part.part }), count(part.parameters), large(part.forward), bytes(part.bytes_accessed), bytes(part.saved), limit ? seconds(limit.seconds) : "", limit ? CEILINGS[limit.bound] ?? limit.bound : ""];
       }))));
     ready(`cost ${result.parameters} ${state.tokens}`);
   }

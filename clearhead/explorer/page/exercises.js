@@ -11,7 +11,7 @@ export function open(box, initial, { signal, remember }) {
   const total = make("span", { className: "note", role: "status" });
   const act = (text, run, main = "") => make("button", { type: "button", className: `act ${main}`, textContent: text, on: { click: run } });
   box.append(make("h1", { textContent: "Exercises" }),
-    make("p", { className: "lead", textContent: "Every step of a small example. Answers may be 3, 1/3, 0.3333 or e^3/(2*e^3 + 4). Exact answers are graded exactly, decimals to the places that you write." }),
+    make("p", { className: "lead", textContent: "Compute every step of a small example, and have each cell graded. Answers may be 3, 1/3, 0.3333 or e^3/(2*e^3 + 4): exact answers are graded exactly, decimals to the places that you write." }),
     make("div", { className: "form" }, field("Exercise", pick), seed), out,
     make("div", { className: "form actions" }, act("Grade my answers", grade, "main"), act("Show the solution", () => go({ solution: state.solution ? "" : "yes" })), act("Print", () => print()), total));
   let worksheet = null, inputs = [];
@@ -29,7 +29,8 @@ export function open(box, initial, { signal, remember }) {
   function show() {
     inputs = [];
     total.textContent = "";
-    out.replaceChildren(make("h2", { textContent: worksheet.title }), make("p", { className: "lead", textContent: worksheet.question }), ...worksheet.steps.map(showStep),
+    const steps = worksheet.steps.map(showStep), nGiven = worksheet.steps.findIndex((step) => !step.is_given), given = make("div", { className: "givens" }, ...steps.slice(0, nGiven));
+    out.replaceChildren(make("h2", { textContent: worksheet.title }), make("p", { className: "lead", textContent: worksheet.question }), given, ...steps.slice(nGiven),
       ...(state.solution ? worksheet.closing.map(([heading, sentences]) => make("section", {}, make("h3", { textContent: heading }), make("ul", {}, ...sentences.map((text) => make("li", { textContent: text }))))) : []));
     ready(`worksheet ${worksheet.name} ${state.seed} ${state.solution}`);
   }

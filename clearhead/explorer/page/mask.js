@@ -19,7 +19,7 @@ export function open(box, initial, { signal, remember }) {
     make("h1", { textContent: "Masks" }),
     make("p", { className: "lead", textContent: "Which keys each query may attend to, as an expression. Rows are queries, columns are keys; colored pairs may attend. Combine masks with & | ~ and .T" }),
     make("div", { className: "form" }, make("div", { className: "field grow" }, field("Expression", input), list, errorBox), length),
-    out, make("h2", { textContent: "Catalogue" }), catalogue);
+    out, make("h2", { textContent: "Catalogue" }), make("p", { className: "note", textContent: "Well-known masks of 2,048 tokens. Select one to see its drawing, its plan and its cost." }), catalogue);
   input.addEventListener("input", () => go({ e: input.value }));
 
   function go(changes, wait = 0) {
@@ -47,7 +47,7 @@ export function open(box, initial, { signal, remember }) {
     out.replaceChildren(
       ...(patch ? [make("figure", {}, patch, make("figcaption", {}, `One patch: ${result.patch.caption} `, saveButtons("patch", patch)))] : []),
       make("figure", {}, drawing, make("figcaption", {}, `Allowed pairs: ${result.caption} `, saveButtons("mask", drawing))),
-      make("figure", {}, planDrawing, make("figcaption", {}, "Blocks that a GPU computes ", saveButtons("plan", planDrawing))),
+      make("figure", {}, planDrawing, make("figcaption", {}, plan.density >= 1 ? "Pairs that a GPU computes: all of them " : "Pairs that a GPU computes, in blocks ", saveButtons("plan", planDrawing))),
       make("div", { className: "facts" },
         table("Count", ["", ""], [
           ["Pairs allowed", `${count(result.allowed)} of ${count(result.queries * result.keys)}`],
@@ -60,7 +60,7 @@ export function open(box, initial, { signal, remember }) {
           ["Dense", `${predicted.dense_ms.toPrecision(3)} ms`],
           ["Ratio", `${ratio.toPrecision(3)}${ratio >= 1 ? " (dense is faster at this length)" : ""}`],
         ]),
-        make("dl", { className: "plan-text" }, ...plan.explanation.map((line) => line.trim()).filter(Boolean).flatMap((line) => { const [name, text = ""] = line.split(/\s{2,}(.*)/); return [make("dt", { textContent: name }), make("dd", { textContent: text })]; }))));
+        make("h3", { textContent: "How the kernel computes it" }), make("dl", { className: "plan-text" }, ...plan.explanation.map((line) => line.trim()).filter(Boolean).flatMap((line) => { const [name, text = ""] = line.split(/\s{2,}(.*)/); return [make("dt", { textContent: name }), make("dd", { textContent: text })]; }))));
     ready(`mask ${result.expression} ${result.queries}`);
   }
 

@@ -19,7 +19,7 @@ export function open(box, initial, { signal, remember }) {
   let log = null, playing = 0, polling = 0, sharpest = null;
   const range = make("input", { type: "range", min: 0, max: 0, value: 0, ariaLabel: "Checkpoint", on: { input() { pause(); select(log.steps[range.value]); } } });
   const play = button("▶ Play", () => (playing ? pause() : start())), where = make("output", { className: "where" });
-  const bar = make("div", { className: "bar stage-bar film-bar" }, play, range, where, saveButton("training"));
+  const bar = make("div", { className: "bar stage-bar film-bar" }, play, make("span", { className: "note", textContent: "Checkpoint" }), range, where, saveButton("training"));
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0 && model.checkpoints.length > 0 && !model.run, onModel: () => { frames.clear(); log = sharpest = null; },
     onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading(), onNone: () => { box.replaceChildren(make("h1", { textContent: "Training" }), stage); stage.empty(EMPTY); ready("training empty"); } });
   modelLayout(box, subject, bar, stage);
@@ -81,9 +81,9 @@ export function open(box, initial, { signal, remember }) {
     const frame = frames.get(step), [path, head] = (state.map || (sharpest ??= sharpestHead(frame.maps))).split(":");
     const map = frame.maps.find((candidate) => candidate.path === path) ?? frame.maps[0], chosen = Math.min(Number(head) || 0, map.n_heads - 1);
     const newest = subject.last.text;
-    stage.show(make("p", { className: "answer-output film-output" }, make("small", { textContent: frame.writes === newest ? "writes " : "writes, compared with the newest model " }), frame.writes === newest ? make("span", { textContent: frame.writes || "nothing" }) : diffLine(newest, frame.writes)),
+    stage.show(make("p", { className: "answer-output film-output" }, make("small", { textContent: `${step === 0 ? "Before training" : `After step ${count(step)}`} the model writes${frame.writes === newest ? "" : ", compared with the newest checkpoint"} ` }), frame.writes === newest ? make("span", { textContent: frame.writes || "nothing" }) : diffLine(newest, frame.writes)),
       make("div", { className: "film" }, make("section", {}, make("h3", { textContent: "Loss" }), lossCurve(step, frame), thumbs(frame.maps, map, chosen)),
-        make("section", {}, make("h3", { textContent: `Attention: ${map.path}, head ${chosen}` }), large(map, chosen))),
+        make("section", {}, make("h3", { textContent: `Attention: block ${short(map.path).replace(" self", ", self-attention").replace(" cross", ", cross-attention")}, head ${chosen}` }), large(map, chosen))),
       make("section", {}, make("h3", { textContent: "Logit lens: the most probable next token after every block" }), lens(frame.lens)));
     document.documentElement.dataset.shown = `training ${step}`;
     ready(`training ${step}`);
@@ -126,7 +126,7 @@ export function open(box, initial, { signal, remember }) {
 
   function lens({ rows, tokens, positions, texts, probabilities }) {
     const order = rows.map((_, i) => rows.length - 1 - i);
-    return heatGrid({ caption: "its probability", corner: "after ↓ token read →", signed: false, largest: 1, rows: order.map((i) => ({ label: short(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shown(label), token: `t${positions[j]}` })), values: order.map((i) => probabilities[i]), texts: order.map((i) => texts[i].map(shown)) });
+    return heatGrid({ caption: "its probability", corner: "after ↓ token read →", signed: false, largest: 1, rows: order.map((i) => ({ label: rows[i].includes("blocks.") ? `block ${short(rows[i])}` : short(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shown(label), token: `t${positions[j]}` })), values: order.map((i) => probabilities[i]), texts: order.map((i) => texts[i].map(shown)) });
   }
 
   // Training and validation loss on a logarithmic axis; a dot per checkpoint selects it.
@@ -141,7 +141,7 @@ export function open(box, initial, { signal, remember }) {
     svg.append(draw("path", { class: "axis", d: `M${left} 8V${H - bottom}H${W - 10}` }), draw("text", { x: left, y: H - 14, "text-anchor": "middle" }, "0"), draw("text", { x: W - 10, y: H - 14, "text-anchor": "end" }, count(last)), draw("text", { x: (W + left) / 2, y: H - 4, "text-anchor": "middle" }, "step"),
       line(train, "line train"), line(valid, "line valid"), draw("path", { class: "now", d: `M${x(step)} 8V${H - bottom}` }));
     for (const at of steps) svg.append(draw("circle", { class: at === step ? "dot times" : "dot", cx: x(at), cy: y(near(at)[1]), r: at === step ? 5 : 3, on: { click: () => { pause(); select(at, true); } } }, draw("title", {}, `checkpoint of step ${at}`)));
-    const legend = make("p", { className: "note loss-legend" }, make("i", { className: "train" }), "training ", make("i", { className: "valid" }), `validation, nats per token (log axis)${frame.loss === null ? "" : `; on these tokens: ${frame.loss.toPrecision(3)}`} `, saveButtons("loss", svg));
+    const legend = make("p", { className: "note loss-legend" }, make("i", { className: "train" }), "training ", make("i", { className: "valid" }), `validation, in nats per token on a logarithmic axis.${frame.loss === null ? "" : ` On the tokens of this text: ${frame.loss.toPrecision(3)}.`} `, saveButtons("loss", svg));
     return make("figure", {}, svg, legend);
   }
 
