@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 NOTEBOOKS_FOLDER = "notebooks"
 MODULES = ("plotting.py", "diagrams.py", "tiny_models.py")

@@ -77,6 +77,7 @@ def _benchmarks(out: Path) -> Iterator[Check]:
         "engine": ("--smoke", "--out", str(out / "engine.json")),
         "sparse": ("--smoke", *limited, "--out", str(out / "sparse.json")),
         "sparse --changing": ("--smoke", *limited, "--out", str(out / "changing.json")),
+        "expressions": ("--smoke", *limited, "--out", str(out / "expressions.json")),
         "decode": ("--smoke", *limited, "--out", str(out / "decode.json")),
         "auto": (*limited, "--out", str(out / "auto.json")),
         "tracing": ("--out", str(out / "tracing.json")),
