@@ -35,7 +35,7 @@ def attention_linear(t: Experiment) -> None:
     statement=(
         "The feed-forward layer (512 → 2048 → 512, ReLU) treats each position separately and alike; 2048 is 4 × 512."
     ),
-    method="One position disturbed; positions permuted; widths read from the library's layer.",
+    method="One position perturbed; positions permuted; widths read from the library's layer.",
 )
 def ffn_positionwise(t: Experiment) -> None:
     ffn = FeedForward(512, 4 * 512, ReLU()).double()
@@ -46,7 +46,7 @@ def ffn_positionwise(t: Experiment) -> None:
     moved = x.clone()
     moved[0, 2] += 1.0
     changed = [i + 1 for i in range(5) if not torch.equal(ffn(moved)[0, i], y[0, i])]
-    t.assert_equal("position 3 disturbed: outputs changed", changed, [3])
+    t.assert_equal("position 3 perturbed: outputs changed", changed, [3])
     order = [3, 1, 4, 0, 2]
     t.assert_below("positions permuted", max_abs_diff(ffn(x[:, order]), y[:, order]), 1e-12)
 

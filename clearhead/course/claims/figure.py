@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from clearhead._core.plotting import new_figure, plot_style, render_inline_svg
@@ -20,6 +21,7 @@ DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)))
 BARS = "▁▂▃▄▅▆▇█"
 MAX_MARKED_POINTS = 12  # curves of few points show them
 MAX_LISTED_TICKS = 7  # few places on the x axis are all labeled
+MIN_TICK_DISTANCE = 0.1  # of the axis; labels of closer points would touch
 MIN_LABELED_CELL = 0.39  # inches; smaller cells have no room for their value
 
 
@@ -87,9 +89,15 @@ class Lines:
             ends = [end for pairs in self.spread.values() for pair in pairs for end in pair]
             values = [*(y for ys in self.series.values() for y in ys), *ends]
             axes.set_ylim(bottom=min(0.0, *_finite(values)))
-        if len(self.x) <= MAX_LISTED_TICKS:
-            axes.set_xticks(self.x, [f"{x:,g}" if x < 1e6 else f"{x:g}" for x in self.x])
+        if len(self.x) <= MAX_LISTED_TICKS and self._tick_distance() >= MIN_TICK_DISTANCE:
+            axes.set_xticks(self.x, [_format_tick(x) for x in self.x])
             axes.set_xticks([], minor=True)
+
+    def _tick_distance(self) -> float:
+        """Return the smallest distance of neighboring points on the x axis, as a fraction of the axis."""
+        places = sorted(_scaled(x, self.log_x) for x in self.x)
+        distances = [right - left for left, right in pairwise(places)]
+        return min(distances) / (places[-1] - places[0]) if distances else 1.0
 
 
 @dataclass(frozen=True)
@@ -136,10 +144,20 @@ class MatrixFigure:
             for j, x in enumerate(row):
                 if x:
                     color = "white" if abs(x) > 0.55 * self._top else "#222222"
-                    axes.text(j + 0.5, i + 0.5, f"{x:.2g}", ha="center", va="center", fontsize=8, color=color)
+                    axes.text(j + 0.5, i + 0.5, _format_number(x), ha="center", va="center", fontsize=8, color=color)
 
 
 Figure: TypeAlias = Lines | MatrixFigure
+
+
+def _format_number(x: float) -> str:
+    """Return two digits with the typographic minus sign."""
+    return f"{x:.2g}".replace("-", "−")
+
+
+def _format_tick(x: float) -> str:
+    """Return an integer with grouped digits, or a short decimal."""
+    return (f"{x:,.0f}" if x == int(x) else f"{x:g}").replace("-", "−")
 
 
 def _scaled(value: float, log: bool) -> float:

@@ -100,7 +100,7 @@ def layer_norm_per_example(t: Experiment) -> None:
     changed = x.clone()
     changed[0, 1] += t.normal(5)
     gaps = (norm(changed) - norm(x)).abs().amax(-1)
-    t.assert_equal("position 2 of example 1 disturbed: change in example 2", gaps[1].max(), 0, "{:g}")
+    t.assert_equal("position 2 of example 1 perturbed: change in example 2", gaps[1].max(), 0, "{:g}")
     other_gap = max(gaps[0, 0].item(), gaps[0, 2].item())
     case_name = "the same: change at the other positions of example 1, if they shared their statistics"
     t.record_case(case_name, f"{other_gap:g}", other_gap > 0, in_scope=False)

@@ -64,7 +64,7 @@ def key_noise_all_outputs(t: Experiment) -> None:
 @claim(
     HOMEWORK,
     "1.1e, summary",
-    statement="The effect of disturbing key i is proportional to the weight a it has.",
+    statement="The effect of perturbing key i is proportional to the weight a it has.",
     method="∂h/∂s = β a (v − h), which for two values is β a (1 − a)(v₁ − v₂): proved symbolically, then evaluated.",
     condition=(
         "the weight is small (the effect is a (1 − a)); a key that has nearly all the weight is felt little again"
@@ -81,7 +81,7 @@ def key_noise_proportional(t: Experiment) -> None:
         t.record_case(case_name, f"{less} and {more}", proportional, in_scope=small)
     grid = [i / 50 for i in range(51)]
     curves = {"a(1 − a)": [x * (1 - x) for x in grid], "a": grid}
-    t.draw(Lines("Effect of a disturbed key on the output", "its weight a", "|dh/ds|", grid, curves))
+    t.draw(Lines("Effect of a perturbed key on the output", "its weight a", "|dh/ds|", grid, curves))
 
 
 @claim(
@@ -165,7 +165,7 @@ def query_noise_mean(t: Experiment) -> None:
     HOMEWORK,
     "1.1f",
     statement="Disturbing query i changes output i alone.",
-    method="Three queries over three keys in fractions, each disturbed in turn.",
+    method="Three queries over three keys in fractions, each perturbed in turn.",
 )
 def query_noise_one_output(t: Experiment) -> None:
     q, k, v = (exact.matrix(text) for text in ("1 0; 0 2; 1 1", "1 1; 0 1; 2 0", "1 0; 0 1; 3 2"))
