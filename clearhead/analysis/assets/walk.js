@@ -226,10 +226,11 @@ function rowMeaning(step) {
   const predicts = step.symbols.includes("T") && predictions.some((prediction) => prediction.context.length);
   return `A row is a query, labeled by the token read${predicts ? ", not by the token predicted next" : ""}; a column is a key.`;
 }
-const LABEL_SIZE = 72; // pixels of the labels of a large matrix
+const LABEL_SIZE = 84; // pixels of the labels of a large matrix
 // Labels of every n-th row or column of a large matrix.
 function ticks(names, pixels, side) {
   const stride = Math.ceil((13 * names.length) / pixels), box = make("div", { class: `ticks ${side}`, "aria-hidden": "true" });
+  box.style[side === "top" ? "width" : "height"] = `${pixels}px`;
   names.forEach((name, i) => {
     if (i % stride) return;
     const tick = make("span", {}, trimmed(name));
