@@ -129,9 +129,14 @@ class WorkerPool:
             raise BusyError(f"the queue is full: {n_waiting} requests are waiting; retry later or raise --workers")
         job = Job(action, request)
         self._queue.put_nowait(job)
-        if self._tasks and self._n_trying == 0:
+        if self.has_failed:
             self._fail_waiting(None)
         return job
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no worker was ever started and the pool has stopped trying."""
+        return bool(self._tasks) and self._n_trying == 0
 
     @property
     def pids(self) -> list[int]:
@@ -168,7 +173,7 @@ class WorkerPool:
     def _give_up(self) -> None:
         """End one worker's attempts to start; the last worker that gives up reports it in the terminal."""
         self._n_trying -= 1
-        if self._n_trying == 0:
+        if self.has_failed:
             self._fail_waiting(None)
             message = f"no worker could be started in {self._n_failures} attempts, for the reason above"
             print(f"{message}; press Ctrl-C, correct it, and start again", file=sys.stderr, flush=True)

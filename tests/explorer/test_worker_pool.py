@@ -114,7 +114,9 @@ def test_pool_whose_workers_never_start_stops_trying_and_reports_it_once(tmp_pat
 
     async def scenario(pool):
         first = await read_events(pool.submit("x", {"a": 1}))
-        await asyncio.gather(*pool._tasks)  # every worker has given up
+        async with asyncio.timeout(60):  # reached only if the pool keeps trying
+            while not pool.has_failed:
+                await asyncio.sleep(0.001)
         return first, await read_events(pool.submit("x", {"a": 2}))  # fails at once
 
     limits = {"restart_delay": 0.001, "workers": workers}

@@ -27,7 +27,7 @@ export function open(box, initial, { signal, remember }) {
       choices("Pass", [["", "Forward"], ["yes", "Training step"]], state.training, (training) => go({ training })), select("Dtype", "dtype", ["bfloat16", "float16", "float32"]),
       (boxes.mask = field("Extra mask", make("input", { type: "text", className: "code", value: state.mask, size: 26, placeholder: "causal() & window(256, 0)", on: { input(event) { go({ mask: event.target.value }); } } })))),
     make("div", { className: "sliders" }, ...SLIDERS.map(([name, label, steps]) => (boxes[name] = slider(label, steps, state[name], (value) => go({ [name]: value }), { min: name === "memory" ? 0.1 : 1, max: LARGEST[name], integer: name !== "memory" })))),
-    errorBox, headline, limits, out, make("h2", { textContent: "Growth with the length" }), curves, make("h2", { textContent: "Cost by part" }), parts);
+    errorBox, headline, limits, out, make("h2", { textContent: "Growth with the length" }), curves, make("h2", { textContent: "Cost by part" }), make("p", { className: "note", textContent: "Sums over all blocks; every part without the parts inside it." }), parts);
 
   function go(changes) {
     Object.assign(state, changes);
@@ -56,7 +56,7 @@ export function open(box, initial, { signal, remember }) {
       ])), make("div", {}, bars("Time by component", components.map(([name, s]) => [name.replaceAll("_", " "), s / (total || 1), seconds(s)]))),
       make("div", {}, bars(`In memory at the peak`, Object.entries(memory.peak_breakdown).map(([name, n]) => [name, n / (memory.peak || 1), bytes(n)]))),
       make("div", {}, table("Memory", ["", ""], Object.entries(memory).filter(([name, n]) => name !== "peak" && !name.startsWith("peak_") && n > 0).map(([name, n]) => [MEMORY_NAMES[name] ?? name, bytes(n)]))));
-    parts.replaceChildren(make("div", { className: "scroll whole" }, table("Sums over all blocks; every part without the parts inside it", ["part", "parameters", "FLOPs, forward", "bytes accessed", "saved for backward", "time", "limited by"], result.parts.map((part) => {
+    parts.replaceChildren(make("div", { className: "scroll whole" }, table("", ["part", "parameters", "FLOPs, forward", "bytes accessed", "saved for backward", "time", "limited by"], result.parts.map((part) => {
         const limit = result.ceilings[part.part];
         return [make("th", { scope: "row", textContent: partName(part.part), title: part.part }), count(part.parameters), large(part.forward), bytes(part.bytes_accessed), bytes(part.saved), limit ? seconds(limit.seconds) : "", limit ? CEILINGS[limit.bound] ?? limit.bound : ""];
       }))));

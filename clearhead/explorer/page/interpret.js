@@ -3,7 +3,7 @@ import { heatGrid } from "./heat.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, choices, field, gauge, make, pane, progress, ready, routeError, status } from "./tools.js";
+import { Latest, ask, choices, field, gauge, layerName, make, pane, progress, ready, routeError, status } from "./tools.js";
 
 // view: the method; step: the output token; other: the text of patching; block: of the neurons.
 const DEFAULTS = { ...SUBJECT, view: "lens", step: "", other: "", block: 0 };
@@ -101,7 +101,7 @@ export function open(box, initial, { signal, remember }) {
   }
 
   function neurons({ paths, path, tokens, is_source: isSource, n_neurons: n, share_positive: share, neurons: listed }) {
-    const pick = field("Feed-forward network", make("select", { on: { change(event) { state.block = event.target.value; save(); showView(); } } }, ...paths.map((name, i) => make("option", { value: i, textContent: name, selected: name === path }))));
+    const pick = field("Feed-forward network", make("select", { on: { change(event) { state.block = event.target.value; save(); showView(); } } }, ...paths.map((name, i) => make("option", { value: i, textContent: layerName(name), title: name, selected: name === path }))));
     return [pick, make("p", { className: "note", textContent: `The ${listed.length} of ${n.toLocaleString("en")} neurons with the largest activation on this text, strongest first; ${(100 * share).toFixed(0)} % of all activations are positive.` }),
       heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 24 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index}  ${tokens[activations.indexOf(Math.max(...activations))]?.trim()}`, title: `neuron ${index}` })),
         columns: tokens.map((text, i) => ({ label: text.trim() || text, token: `${isSource ? "s" : "t"}${i}` })), values: listed.map(({ activations }) => activations) })];

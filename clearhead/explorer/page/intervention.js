@@ -6,7 +6,7 @@ import { CausalMap } from "./causal_map.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, choices, field, gauge, make, pane, ready, routeError, slider, status } from "./tools.js";
+import { Latest, ask, button, choices, field, gauge, layerName, make, pane, ready, routeError, slider, status } from "./tools.js";
 
 // edits: the interventions; mt: attention temperature; at: position of the replaced token; layer, head: the weights to show.
 const DEFAULTS = { ...SUBJECT, edits: "", source: "", mask: "", mt: 1, at: "", token: "", layer: "", head: "", measure: "logit", step: "" };
@@ -16,7 +16,6 @@ const SIGNS = { zero: "0", mean: "x̄", scale: "×", patch: "⇄", skip: "↷" }
 
 // Interventions in the address: path, heads, kind, factor, positions, as in blocks.2.attention:0+3:zero or blocks.1::skip
 const isEqual = (one, two) => JSON.stringify(one) === JSON.stringify(two);
-const layerName = (path) => path.replace(/(^|\.)blocks\.(\d+)/, (_, dot, n) => `${dot ? " " : ""}block ${n}`).replace(".cross_attention", ", cross-attention").replace(".attention", ", self-attention").replace(".feed_forward", ", feed-forward");
 const parse = (text) => text.split(";").filter(Boolean).map((entry) => {
   const [path, heads = "", kind = "zero", factor = "0", positions = ""] = entry.split(":");
   const numbers = (list) => list.split("+").filter((n) => n !== "").map(Number);

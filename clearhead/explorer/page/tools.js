@@ -210,6 +210,9 @@ export const table = (caption, headings, rows) => make("table", { className: "pl
   make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell, i) =>
     (cell instanceof Node && (cell.tagName === "TD" || cell.tagName === "TH") ? cell : make(i ? "td" : "th", { ...(i ? {} : { scope: "row" }) }, cell ?? "")))))));
 
+// Return the name of a module for people: "decoder block 2, cross-attention".
+export const layerName = (path) => path.replace(/(^|\.)blocks\.(\d+)/, (_, dot, n) => `${dot ? " " : ""}block ${n}`).replace(".cross_attention", ", cross-attention").replace(".attention", ", self-attention").replace(/\.feed_forward(\.\w+)?$/, ", feed-forward");
+
 // ---------------------------------------------------------------------- numbers
 
 export const count = (n) => Math.round(n).toLocaleString("en");
