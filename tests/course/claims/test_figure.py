@@ -64,9 +64,9 @@ def test_ids_of_two_figures_in_a_page_differ():
 
 def test_ticks_are_listed_only_if_their_labels_do_not_touch():
     near = Lines("t", "x", "y", (0, 0.25, 8), {"a": (0.0, 10.0, 20.0)}).svg()
-    apart = Lines("t", "x", "y", (0.25, 1, 1e6), {"a": (0.0, 1.0, 2.0)}, log_x=True).svg()
+    apart = Lines("t", "x", "y", (0.125, 1, 1e6), {"a": (0.0, 10.0, 20.0)}, log_x=True).svg()
     assert "0.25</text>" not in near
-    assert "0.25</text>" in apart
+    assert "0.125</text>" in apart
     assert "1,000,000</text>" in apart
 
 
