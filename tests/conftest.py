@@ -31,8 +31,8 @@ if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
     # The key of torch.compile's cache does not contain the capability: code for another one would fail to build.
     compile_cache = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}_{capability}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compile_cache)
-    # The capability restricts torch's own kernels; oneDNN's are chosen by the processor. On one with AMX, torch's bfloat16
-    # attention would pack matrices for kernels of AVX-512, which the capability excludes, and raise.
+    # The capability restricts torch's own kernels; oneDNN's are chosen by the processor. On one with AMX, torch's
+    # bfloat16 attention would pack matrices for kernels of AVX-512, which the capability excludes, and raise.
     if capability in ONEDNN_ISA:
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", ONEDNN_ISA[capability])
 
