@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict, cast, runtime_checkable
 
 from torch import nn
 
@@ -244,10 +244,10 @@ class ProgressBar(Progress):
 # ---------------------------------------------------------------------- the log
 
 FILE_NAME = "log.jsonl"
-Row = dict[str, Any]
+LogRow: TypeAlias = TrainRow | ValidRow
 
 
-def read_log(run: Path | str) -> list[Row]:
+def read_log(run: Path | str) -> list[LogRow]:
     """Return the rows of a run's log, without an incomplete last line.
 
     Args:
@@ -256,7 +256,7 @@ def read_log(run: Path | str) -> list[Row]:
     path = Path(run) / FILE_NAME if Path(run).is_dir() else Path(run)
     if not path.is_file():
         raise StorageError(f"{path} does not exist; expected the folder of a training run with its log")
-    rows: list[Row] = []
+    rows: list[LogRow] = []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line:
@@ -269,7 +269,7 @@ def read_log(run: Path | str) -> list[Row]:
             if number == len(lines):
                 break  # no line end: an interrupted write
             raise StorageError(f"{path}, line {number}: not a row of a log ({error})") from error
-        rows.append(row)
+        rows.append(cast(LogRow, row))
     return rows
 
 

@@ -25,18 +25,17 @@ def draw_run(run: Path | str, path: Path | str | None = None) -> Path:
     if not (rows := read_log(run)):
         raise StorageError(f"{run} has an empty log; there is nothing to draw yet")
 
-    def curve(kind: str, name: str) -> tuple[list[int], list[float]]:
-        selected = [row for row in rows if row.get("kind") == kind]
-        return [row["step"] for row in selected], [row[name] for row in selected]
-
+    training = [row for row in rows if row["kind"] == "train"]
+    validation = [row for row in rows if row["kind"] == "valid"]
     figure = new_figure(7.0, 5.5)
     losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    losses.plot(*curve("train", "loss"), label="training", linewidth=1)
-    if any(row.get("kind") == "valid" for row in rows):
-        losses.plot(*curve("valid", "loss"), label="validation", marker="o", markersize=3)
+    losses.plot([row["step"] for row in training], [row["loss"] for row in training], label="training", linewidth=1)
+    if validation:
+        steps = [row["step"] for row in validation]
+        losses.plot(steps, [row["loss"] for row in validation], label="validation", marker="o", markersize=3)
     losses.set_ylabel("loss (nats per label)")
     losses.legend(frameon=False)
-    rates.plot(*curve("train", "lr"), color="C2", linewidth=1)
+    rates.plot([row["step"] for row in training], [row["lr"] for row in training], color="C2", linewidth=1)
     rates.set(xlabel="step", ylabel="learning rate")
     return save_figure(figure, run / "loss.png" if path is None else Path(path))
 
