@@ -113,12 +113,12 @@ def drawn(title: str, *networks: str, pictures: str = ORIGINAL) -> Lines:
     means: dict[str, list[float]] = {}
     ends: dict[str, list[tuple[float, float]]] = {}
     for name in trained:
-        label = f"{_NAMES[name]}, {study().about['networks'][name]['weights']:,} weights"
+        label = f"{_NAMES[name]}, {study().about['networks'][name]['weights']:,} parameters"
         values = [[row.validation for row in study().of(name, n, pictures).values()] for n in sizes]
         means[label] = [sum(v) / len(v) if v else math.nan for v in values]
         ends[label] = [(min(v), max(v)) if v else (math.nan, math.nan) for v in values]
     y = "validation accuracy, mean and range over seeds"
-    return Lines(title, "training pictures", y, sizes, means, log_x=True, spread=ends)
+    return Lines(title, "training images", y, sizes, means, log_x=True, spread=ends)
 
 
 @claim(
@@ -126,7 +126,7 @@ def drawn(title: str, *networks: str, pictures: str = ORIGINAL) -> Lines:
     "1.5d.1",
     statement="On small data sets convolutional networks outperform vision Transformers of comparable size.",
     method=(
-        f"{REDRAWN}A Transformer and a residual network of about equal weights and equally many updates, each "
+        f"{REDRAWN}A Transformer and a residual network of about equal size and equally many updates, each "
         f"with the learning rate that was best on held-out pictures; up to {SMALL:,} training pictures."
     ),
 )
@@ -200,7 +200,8 @@ def cnn_data_efficient(t: Experiment) -> None:
             f"more than all {sizes[-1]:,}" if x is None else f"{x:.1f} times as many" for x in (low, middle, high)
         ]
         got = result_text[0] if low is None else f"{result_text[1]} ({result_text[0]} … {result_text[2]})"
-        t.record_case(f"for what convolution has with {n:,}, the Transformer needs", got, low is None or low > 1)
+        case = f"images that the Transformer needs for the accuracy of the convolution with {n:,}"
+        t.record_case(case, got, low is None or low > 1)
         if low is not None and low <= 1:
             t.correction(f"With {n:,} pictures neither is more efficient beyond chance.", low <= 1)
 
