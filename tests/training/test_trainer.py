@@ -82,10 +82,14 @@ def test_loss_sum_r_drop_adds_divergence_of_two_passes():
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_trainer_equals_a_plain_loop(tmp_path, accumulation):
-    """The same model trained here by a dozen lines of plain torch: joined batches, means, torch's own parts."""
+    """The same model trained here by a dozen lines of plain torch: joined batches, means, torch's own parts.
+
+    The gradient of key biases is 0 up to rounding. With a small eps, AdamW would amplify the rounding errors, which
+    depend on the processor."""
     run(
         tmp_path / "run",
         accumulation=accumulation,
+        **{"train.eps": 1e-4},
         clip=0.7,
         label_smoothing=0.1,
         weight_decay=0.2,
@@ -98,7 +102,7 @@ def test_trainer_equals_a_plain_loop(tmp_path, accumulation):
     matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "embedding" not in name]
     no_decay = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     groups = [{"params": matrices, "weight_decay": 0.2}, {"params": no_decay, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=False, foreach=False)
+    optimiser = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-4, fused=False, foreach=False)
     batches = Batches(task.train, TokenBudget(131), seed=0).forever()
     written = [row for row in read_log(tmp_path / "run") if row["kind"] == "train"]
     assert len(written) == 11
@@ -122,7 +126,7 @@ def test_trainer_equals_a_plain_loop(tmp_path, accumulation):
         assert row["lr"] == WarmupCosine(0.01, 2, 11)(step)
     trained = exported(tmp_path / "run")
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_log_row_is_the_mean_over_its_interval(tmp_path):
