@@ -88,20 +88,22 @@ def cost(
         device=target_device,
         activation_checkpointing=activation_checkpointing,
     )
+    sections: list[output.CostSection] = []
     with progress("running on tensors without data", hidden=json) as advance:
         prediction = query.predict()
         if formulas or json:
-            advance(1, 2, "finding formulas")
+            advance(0, None, "finding formulas")
             prediction.to_dict(formulas=True)
-    sections: list[output.CostSection] = []
-    if machine is not None:
-        sections.append(output.TimeSection(prediction, machine))
-    if gpus is not None or parallel is not None:
-        sections.append(output.PerGPUSection.predict(prediction, gpus, parallel, interconnect, machine))
-    if memory_limit is not None:
-        sections.append(output.FitSection(query, query.largest_fit(parse_bytes(memory_limit))))
-    if measure:
-        sections.append(output.MeasuredSection.measure(query, prediction))
+        if machine is not None:
+            sections.append(output.TimeSection(prediction, machine))
+        if gpus is not None or parallel is not None:
+            sections.append(output.PerGPUSection.predict(prediction, gpus, parallel, interconnect, machine))
+        if memory_limit is not None:
+            advance(0, None, "finding the largest batch and length")
+            sections.append(output.FitSection(query, query.largest_fit(parse_bytes(memory_limit))))
+        if measure:
+            advance(0, None, "measuring")
+            sections.append(output.MeasuredSection.measure(query, prediction))
     if json:
         return show_json(prediction.to_dict(formulas=True) | {part.key: part.to_dict() for part in sections})
     output.show(prediction, model or "one attention layer", formulas, is_layer=model is None)

@@ -130,7 +130,9 @@ def use_color() -> bool:
 def progress(
     label: str, *columns: ProgressColumn, hidden: bool, transient: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """Show a progress bar; yield a function of (completed, total, label) that updates it."""
+    """Show a progress bar; yield a function of (completed, total, label) that updates it.
+
+    A total of None is unknown."""
     from rich.progress import Progress
 
     all_columns = (*Progress.get_default_columns(), *columns)

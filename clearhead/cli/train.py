@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +13,7 @@ from typing import Annotated
 import typer
 
 from clearhead import training
-from clearhead.cli.app import app
+from clearhead.cli.app import INTERRUPTED, app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import emit, table
 from clearhead.errors import ConfigError
@@ -40,15 +42,15 @@ def train(
 ) -> None:
     """Train a model, or resume an interrupted run.
 
-    Ctrl-C finishes the current step, saves a checkpoint and prints how to resume. Under torchrun, the same command
-    trains in several processes."""
+    Ctrl-C finishes the current step, saves a checkpoint and prints how to resume. A second Ctrl-C stops at once; the
+    checkpoints saved before it remain. Under torchrun, the same command trains in several processes."""
     if list_:
         return _list(json)
     if sample is not None:
         name = training.Recipe.load(resume).task if resume is not None else task
         if name != "text" or json:
             raise ConfigError("--sample prints text, so it needs the task text, and excludes --json")
-    with nullcontext() if json else training.ProgressBar() as bar:
+    with _print_interruption(), nullcontext() if json else training.ProgressBar() as bar:
         callbacks: list[training.Progress] = [] if bar is None else [bar]
         if bar is not None and sample is not None:
             from clearhead.cli.sample_text import SampleText
@@ -65,9 +67,24 @@ def train(
             overrides=dict(_setting(item) for item in set_ or []),
             progress=callbacks,
         )
-    if os.environ.get("RANK", "0") != "0":
-        return  # under torchrun only the first process prints
-    emit(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
+    if _is_first_process():
+        emit(json, asdict(summary), table(("", ""), list(summary.table().items())), summary.message)
+
+
+@contextmanager
+def _print_interruption() -> Iterator[None]:
+    """Print the message of an interruption, which names the last checkpoint, and exit."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        if str(interruption) and _is_first_process():
+            sys.stderr.write(f"clearhead: {interruption}\n")
+        raise typer.Exit(INTERRUPTED) from interruption
+
+
+def _is_first_process() -> bool:
+    """Whether this process prints; under torchrun only the first one does."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _setting(item: str) -> tuple[str, str]:

@@ -37,7 +37,7 @@ from clearhead.training.callbacks import Callbacks, read_log
 from clearhead.training.distributed import World, is_launched, join
 from clearhead.training.plots import draw_run
 from clearhead.training.recipe import FILE_NAME, LENGTH_FIELDS, RESUMABLE_FIELDS, Recipe
-from clearhead.training.summary import RunSummary
+from clearhead.training.summary import RunSummary, describe_interruption
 from clearhead.training.tasks import DigitsData, fit_model_config
 from clearhead.training.trainer import Trainer
 
@@ -63,9 +63,9 @@ def train(
         train(resume="runs/en-es")  # from the newest valid checkpoint
         train(resume="runs/en-es", overrides={"steps": 20_000})  # extend the run
 
-    Ctrl-C and SIGTERM finish the step, save a checkpoint, and return a summary with the command to resume. Only one
-    process may train in a folder. Under `torchrun` all processes call this function with the same arguments. The
-    caller's random state does not change.
+    Ctrl-C and SIGTERM finish the step, save a checkpoint, and return a summary with the command to resume. A second
+    Ctrl-C stops at once without saving; earlier checkpoints remain. Only one process may train in a folder. Under
+    `torchrun` all processes call this function with the same arguments. The caller's random state does not change.
 
     Args:
         task: Name of the task.
@@ -88,6 +88,7 @@ def train(
         ConfigError: An argument or setting is invalid, or has no effect because the data determine it.
         DataError: The data cannot be used.
         StorageError: A file cannot be read or written.
+        KeyboardInterrupt: A second Ctrl-C was received; the message contains the command to resume.
     """
     if torch.is_inference_mode_enabled():
         raise ConfigError("train needs gradients; call it outside torch.inference_mode()")
@@ -169,7 +170,10 @@ def _run(recipe: Recipe, data: str | Path | None, start: _Start, progress: Callb
                         tokenizer.save(trainer.folder)
                     write_atomically(trainer.folder / FILE_NAME, recipe.to_toml().encode())
                 world.barrier()
-            trainer.run(signals)
+            try:
+                trainer.run(signals)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(describe_interruption(trainer)) from None
             return _finish(trainer)
 
 

@@ -116,7 +116,7 @@ def summarize(trainer: Trainer, info: RunInfo, ending: Ending, signals: Sequence
         received = signals[-1] if signals else "a signal"
         message = (
             f"{received} received: saved after step {state.step:,} of {trainer.total_steps:,}. "
-            f"Resume with: clearhead train --resume {shlex.quote(folder)}"
+            f"Resume with: {_resume_command(trainer)}"
         )
     elif ending == "stopped early":
         message = f"stopped early: no better validation loss since step {state.best_step:,}; the model is in {model}"
@@ -145,6 +145,19 @@ def summarize(trainer: Trainer, info: RunInfo, ending: Ending, signals: Sequence
         message=message,
         notes=info.notes,
     )
+
+
+def describe_interruption(trainer: Trainer) -> str:
+    """Return what remains of a run that was stopped without saving, and the command to resume it."""
+    if trainer.checkpoint is None:
+        return f"stopped before the first checkpoint. Start again with: {_resume_command(trainer)}"
+    return (
+        f"stopped without saving: the last checkpoint is {trainer.checkpoint}. Resume with: {_resume_command(trainer)}"
+    )
+
+
+def _resume_command(trainer: Trainer) -> str:
+    return f"clearhead train --resume {shlex.quote(str(trainer.folder))}"
 
 
 def _format_loss(value: float | None) -> str:

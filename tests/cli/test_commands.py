@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -360,6 +361,25 @@ class TestTrain:
         assert cli("evaluate", out, "--json").json["examples"] == 16
         assert cli("plot", "run", out, "--out", tmp_path / "again.png").code == 0
         assert (tmp_path / "again.png").exists()
+
+    def test_train_second_ctrl_c_prints_how_to_resume(self, cli, tmp_path, monkeypatch):
+        from clearhead.training import ProgressBar
+
+        def interrupt(self, step):
+            for _ in range(2 if step == 3 else 0):
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(ProgressBar, "on_step_end", interrupt)
+        out = tmp_path / "run"
+        settings = ["steps=4", "warmup_steps=1", "d_model=8", "n_heads=2", "n_train=64", "checkpoint_every=2"]
+        ran = cli("train", "sort-dedup", "--out", out, *[part for item in settings for part in ("--set", item)])
+        assert ran.code == 130
+        assert ran.err.splitlines()[-1] == (
+            f"clearhead: stopped without saving: the last checkpoint is {out / 'step-00000002'}. "
+            f"Resume with: clearhead train --resume {out}"
+        )
+        monkeypatch.undo()
+        assert cli("train", "--resume", out).code == 0
 
     def test_train_list_returns_all_presets(self, cli):
         names = {row["preset"] for row in cli("train", "--list", "--json").json}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,7 @@ from clearhead.nn.positions import LearnedPositions
 from clearhead.training import Progress, ProgressBar, Recipe, WarmupCosine, draw_run, draw_schedule, read_log, train
 from clearhead.training.launch import data_hash
 from clearhead.training.objective import scores
-from tests.training.tiny import SETTINGS
+from tests.training.tiny import SETTINGS, At
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FEW = {"steps": 7, "warmup_steps": 2, "eval_every": 5, "checkpoint_every": 4, "device": "cpu"}
@@ -264,6 +266,13 @@ def test_summary_table_is_readable(tmp_path):
     assert table["run"] == "sort-dedup (small), finished"
     assert table["steps"].startswith("11 of 11 (")
     assert table["model"] == str(tmp_path / "run/model")
+
+
+def test_summary_table_without_validation_names_no_best_step(tmp_path):
+    first_signal = At(2, lambda: os.kill(os.getpid(), signal.SIGINT))  # before the first validation
+    summary = train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=first_signal)
+    assert (summary.ending, summary.best_loss) == ("interrupted", None)
+    assert summary.table()["best validation loss"] == "–"
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", PNG), ("a.svg", b"<?xml")])

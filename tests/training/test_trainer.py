@@ -163,13 +163,49 @@ def test_signal_before_the_first_log_row_saves(tmp_path):
     assert train(resume=tmp_path / "part").ending == "finished"
 
 
-def test_second_signal_interrupts_immediately(tmp_path):
-    def twice():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+def _two_signals():
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        train("sort-dedup", out=tmp_path / "run", overrides=SETTINGS, progress=At(2, twice))
+
+def test_second_signal_stops_at_once_and_names_the_last_checkpoint(tmp_path):
+    folder = tmp_path / "part"
+    with pytest.raises(KeyboardInterrupt) as interruption:
+        train("sort-dedup", out=folder, overrides=SETTINGS, progress=At(7, _two_signals))
+    assert str(interruption.value) == (
+        f"stopped without saving: the last checkpoint is {folder / 'step-00000006'}. "
+        f"Resume with: clearhead train --resume {folder}"
+    )
+    assert not (folder / "step-00000007").exists()
+    assert train(resume=folder).ending == "finished"
+    run(tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", folder)
+
+
+def test_second_signal_before_the_first_checkpoint_restarts_the_run(tmp_path):
+    with pytest.raises(KeyboardInterrupt, match=r"stopped before the first checkpoint\. Start again with: "):
+        train("sort-dedup", out=tmp_path / "part", overrides=SETTINGS, progress=At(2, _two_signals))
+    assert train(resume=tmp_path / "part").ending == "finished"
+    run(tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
+
+
+def test_second_signal_while_saving_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
+    save = checkpoint.save_tensors
+
+    def interrupted(path, *arguments):
+        save(path, *arguments)
+        if path.parent.name == ".step-00000008.new":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", interrupted)
+    first_signal = At(8, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=r"the last checkpoint is \S+/step-00000006\. "):
+        train("sort-dedup", out=tmp_path / "part", overrides=SETTINGS, progress=first_signal)
+    monkeypatch.undo()
+    assert train(resume=tmp_path / "part").ending == "finished"
+    run(tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
 
 
 def test_train_in_a_thread_ignores_signals(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from clearhead.cli.app import app
 from clearhead.cli.app import run as run_command
 from clearhead.models import save_checkpoint, tiny_decoder
+from tests.support.terminal import use_terminal
 
 MODULE = """
 from clearhead.analysis.checks.buggy_modules import CORRECT, GALLERY
@@ -101,6 +102,18 @@ def test_command_accepts_model_folder(run, tmp_path):
     status, out, error = run("kept", "--only", "cache = no cache")
     assert status == 0, error
     assert "Decoder" in out
+
+
+def test_command_in_a_terminal_shows_the_running_property(run, monkeypatch):
+    arguments = ("mine_to_check:right", "--only", "causality")
+    assert "preparing" not in run(*arguments)[1]  # of a pipe
+    use_terminal(monkeypatch)
+    status, out, error = run(*arguments)
+    assert status == 0, error
+    progress = out[: out.index("mine_to_check:right")]
+    assert "preparing" in progress
+    assert "causality" in progress
+    assert "preparing" not in run(*arguments, "--json")[1]
 
 
 def test_command_accepts_bundled_model(run):

@@ -10,6 +10,7 @@ from benchmarks import cost as catalogue
 from benchmarks.cost import Case, read, worst
 from clearhead.analysis.cost import cost
 from clearhead.cli.output import console
+from tests.support.terminal import use_terminal
 
 
 def test_command_attention_layer_prints_parts(run):
@@ -76,6 +77,25 @@ def test_benchmark_cost_writes_row_per_case(benchmarks_cli, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ((), "running on tensors without data"),
+        (("--formulas",), "finding formulas"),
+        (("--memory-limit", "1MiB"), "finding the largest batch and length"),
+        (("--measure",), "measuring"),
+    ],
+)
+def test_command_in_a_terminal_shows_what_it_is_doing(run, monkeypatch, options, label):
+    arguments = ("tiny-decoder", "--tokens", "7", *options)
+    assert label not in run(*arguments)[1]  # of a pipe
+    use_terminal(monkeypatch)
+    status, out, error = run(*arguments)
+    assert status == 0, error
+    assert label in out[: out.index("tiny-decoder")]  # the last label of the bar, which is erased before the result
+    assert label not in run(*arguments, "--json")[1]
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("bass", "--tokens", "5"), "clearhead: unknown preset 'bass'; did you mean 'base'?\n"),
@@ -85,6 +105,7 @@ def test_benchmark_cost_writes_row_per_case(benchmarks_cli, tmp_path, monkeypatc
             "clearhead: MultiHeadAttention: d_model is 512 and n_heads is 7",
         ),
         ((":x", "--tokens", "5"), "clearhead: ':x' does not name a Python module; expected package.module:factory"),
+        (("gpt2",), "clearhead: tokens is missing; Decoder needs a length, such as tokens=1000 (or --tokens 1000)"),
         ((), "clearhead: give a model, such as base, or the sizes of one attention layer"),
         (("gpt2", "--tokens", "5", "--memory-limit", "much"), "clearhead: cannot parse memory size 'much'"),
         (("base", "--tokens", "5", "--n-kv-heads", "2"), "clearhead: got a model and the sizes of a layer"),
