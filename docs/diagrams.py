@@ -258,6 +258,68 @@ def encoder_decoder(source: Sequence[str], read: Sequence[str], written: Sequenc
     return drawing.html()
 
 
+def decoder_only() -> HTMLOutput:
+    """Draw a decoder-only Transformer with the shape of each tensor."""
+    drawing = Drawing(640, 252, "ids become vectors, blocks add to them, and the embedding table gives logits")
+    y, height, gap = 76, 62, 20
+    middle = y + height / 2
+    parts = (
+        (62, "ids\n(T)", PURPLE),
+        (98, "embedding\n+ positions", CYAN),
+        (200, "", BLUE),
+        (60, "norm", YELLOW),
+        (84, "× Eᵀ\n(tied)", CYAN),
+    )
+    starts = [4 + sum(width + gap for width, _, _ in parts[:i]) for i in range(len(parts))]
+    for i, (x, (width, text, color)) in enumerate(zip(starts, parts, strict=True)):
+        if text:
+            drawing.box(x, y, width, height, text, color)
+        else:
+            drawing.box(x, y - 66, width, height + 132, "", color, 0.06)
+            drawing.text(x + width / 2, y - 48, "block, L times")
+        if i:
+            drawing.arrow((x - gap, middle), (x, middle))
+    block = starts[2]
+    drawing.line((block, middle), (block + 200, middle), width=2)
+    for x, top, name, color in ((14, y - 34, "norm → attention", BLUE), (58, y + 66, "norm → feed-forward", GREEN)):
+        drawing.box(block + x, top, 130, 30, name, color)
+        edge = top + 30 if top < y else top
+        drawing.arrow((block + x + 25, middle), (block + x + 25, edge))
+        drawing.circle(block + x + 95, middle, 8, RED, 0.5)
+        drawing.text(block + x + 95, middle + 4, "+")
+        drawing.arrow((block + x + 95, edge), (block + x + 95, middle + (-8 if top < y else 8)))
+    drawing.text(starts[1] + 49, y + height + 20, "(T, M)")
+    drawing.text(block + 100, y + height + 86, "residual stream (T, M)")
+    drawing.text(starts[4] + 42, y + height + 20, "logits (T, V)")
+    drawing.arrow((starts[4] + 84, middle), (starts[4] + 84 + gap, middle))
+    return drawing.html()
+
+
+def statement_test() -> HTMLOutput:
+    """Draw how a sentence becomes a test with a verdict, and how a condition leads back to the sentence."""
+    drawing = Drawing(660, 182, "a sentence, its quantifier and cases, both sides, and a verdict")
+    steps = (
+        ("sentence", "as printed", PURPLE),
+        ("quantifier", "all, can, at least", CYAN),
+        ("cases", "small, extreme, random", YELLOW),
+        ("both sides", "computed separately", BLUE),
+        ("verdict", "holds, or the\nsmallest case", GREEN),
+    )
+    width, gap, y = 112, 18, 60
+    for i, (name, detail, color) in enumerate(steps):
+        x = 4 + (width + gap) * i
+        drawing.box(x, y, width, 40, name, color)
+        for line, text in enumerate(detail.split("\n")):
+            drawing.text(x + width / 2, y + 60 + 16 * line, text, size=11)
+        if i:
+            drawing.arrow((x - gap, y + 20), (x, y + 20))
+    last = 4 + (width + gap) * (len(steps) - 1) + width / 2
+    drawing.arrow((last, y), (last, 26), (4 + width / 2, 26), (4 + width / 2, y), color=RED, dash="5 3")
+    drawing.text(320, 18, "if it fails in some cases: state the condition, and test the corrected sentence", color=RED)
+    drawing.text(320, y + 116, "change the thing under test on purpose: does the verdict change?")
+    return drawing.html()
+
+
 def rotation(angle: float = 0.6, positions: Sequence[int] = (0, 1, 2, 3)) -> HTMLOutput:
     """Draw one pair of features of a query that rotary positions turn by `angle` per position."""
     drawing = Drawing(600, 250, "a pair of features turns by the same angle at each position")
