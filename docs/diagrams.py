@@ -281,13 +281,17 @@ def decoder_only() -> HTMLOutput:
             drawing.arrow((x - gap, middle), (x, middle))
     block = starts[2]
     drawing.line((block, middle), (block + 200, middle), width=2)
-    for x, top, name, color in ((14, y - 34, "norm → attention", BLUE), (58, y + 66, "norm → feed-forward", GREEN)):
+    branches = (
+        (8, y - 34, "norm → attention", BLUE, 24, 88),
+        (62, y + 66, "norm → feed-forward", GREEN, 112, 176),  # reads the stream after the first sum
+    )
+    for x, top, name, color, tap, plus in branches:
         drawing.box(block + x, top, 130, 30, name, color)
         edge = top + 30 if top < y else top
-        drawing.arrow((block + x + 25, middle), (block + x + 25, edge))
-        drawing.circle(block + x + 95, middle, 8, RED, 0.5)
-        drawing.text(block + x + 95, middle + 4, "+")
-        drawing.arrow((block + x + 95, edge), (block + x + 95, middle + (-8 if top < y else 8)))
+        drawing.arrow((block + tap, middle), (block + tap, edge))
+        drawing.circle(block + plus, middle, 8, RED, 0.5)
+        drawing.text(block + plus, middle + 4, "+")
+        drawing.arrow((block + plus, edge), (block + plus, middle + (-8 if top < y else 8)))
     drawing.text(starts[1] + 49, y + height + 20, "(T, M)")
     drawing.text(block + 100, y + height + 86, "residual stream (T, M)")
     drawing.text(starts[4] + 42, y + height + 20, "logits (T, V)")
