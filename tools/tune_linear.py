@@ -29,13 +29,14 @@ SHAPES: list[tuple[int, int, LayerKind]] = [
     *((1152, 896, "normed"), (2560, 2048, "normed"), (32000, 2048, "normed")),
     *((4864, 896, "gated"), (5632, 2048, "gated"), (9216, 2304, "gated")),
 ]
-ROWS = (1, 2, 4, 8, 16, 32, 64)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 # BN, BK, stages, warps
 TILES = (
-    *((16, 128, 4, 4), (16, 256, 4, 4), (32, 128, 4, 4), (32, 256, 3, 4), (32, 128, 6, 4)),
-    *((64, 64, 5, 4), (64, 128, 4, 4), (64, 128, 4, 8), (128, 64, 5, 8)),
+    *((16, 128, 4, 4), (32, 128, 4, 4), (32, 256, 3, 4)),
+    *((64, 64, 5, 4), (64, 128, 4, 4), (64, 128, 3, 8), (128, 64, 4, 8)),
 )
 WEIGHT_BYTES = 120 << 20  # more than the L2 cache
+PREFETCH_BYTES = 16 << 20  # of the next layer
 PROCESSES = 14
 
 
@@ -62,6 +63,14 @@ def spec_of(N: int, M: int, kind: LayerKind, norm: nn.RMSNorm | None) -> FusedLi
     return FusedLinearSpec(weight, None, norm)
 
 
+def prefetch_next(specs: list[FusedLinearSpec]) -> None:
+    """Let each layer prefetch the beginning of the next one, as in a decode step."""
+    for spec, following in zip(specs, [*specs[1:], specs[0]], strict=True):
+        weights = following.weights
+        ranges = [(weight.data_ptr(), min(weight.nbytes, PREFETCH_BYTES // len(weights))) for weight in weights]
+        spec.prefetch = torch.tensor(ranges, device="cuda")
+
+
 def run(x: torch.Tensor, spec: FusedLinearSpec, residual: torch.Tensor | None, config: LinearConfig) -> torch.Tensor:
     """Compute the layer as `config` says."""
     if config.kernel == "library":
@@ -84,8 +93,10 @@ def compile_cases(cases: list[tuple[int, int, int, LayerKind, LinearConfig]]) ->
     with torch.no_grad():
         for R, N, M, kind, config in cases:
             x, residual, norm = inputs(R, N, M, kind)
+            spec = spec_of(N, M, kind, norm)
+            prefetch_next([spec])
             try:
-                run(x, spec_of(N, M, kind, norm), residual, config)
+                run(x, spec, residual, config)
             except Exception as error:  # the measurement reports it again
                 print(f"{R} × {N} × {M} {kind} {config}: {error}", file=sys.stderr)
 
@@ -121,6 +132,7 @@ def measure_shape(N: int, M: int, kind: LayerKind) -> dict[int, tuple[float, Lin
     _, _, norm = inputs(1, N, M, kind)
     n_bytes = N * M * 2 * (2 if kind == "gated" else 1)
     specs = [spec_of(N, M, kind, norm) for _ in range(max(2, min(64, WEIGHT_BYTES // n_bytes)))]
+    prefetch_next(specs)
     best: dict[int, tuple[float, LinearConfig]] = {}
     for R in ROWS:
         timed = []
@@ -150,9 +162,13 @@ def main(path: Path) -> None:
         for config in candidates(R, N, M, kind):
             if config.kernel == "tiles":
                 even = N % config.BN == 0 and M % (config.BK * config.parts) == 0
-                wide = math.ceil(N / config.BN) * config.parts > 512
-                lines = 0 if wide else min(32, max(8, 1 << math.ceil(math.log2(M / config.parts / 64))))
-                key = (kind, max(16, R), even, lines, config._replace(parts=min(config.parts, 2)))
+                key = (
+                    kind,
+                    max(16, R),
+                    even,
+                    M if config.fuses_norm else 0,
+                    config._replace(parts=min(config.parts, 2)),
+                )
                 cases.setdefault(key, (R, N, M, kind, config))
     print(f"{len(cases)} kernels to compile", flush=True)
     every = list(cases.values())

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from clearhead._core.shapes import Float
+from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sinks import SinkSoftmax
 
@@ -40,8 +40,15 @@ class DecodeSlots(NamedTuple):
 class RotaryCosSin(NamedTuple):
     """Rotary embedding of the new tokens: rotates the first 2·n features of each head, feature i with i + n."""
 
-    cos: Tensor  # (R or 1, n) float32
+    cos: Tensor  # (R or 1, n) float32; if it is a table, (positions, n)
     sin: Tensor
+    is_table: bool = False
+
+    def at(self, positions: Tensor) -> RotaryCosSin:
+        """Return the rotation of tokens at these positions (R,)."""
+        if not self.is_table:
+            return self
+        return RotaryCosSin(self.cos[positions], self.sin[positions])
 
 
 def decode_attention(
@@ -55,6 +62,7 @@ def decode_attention(
     sinks: Float[Tensor, " H"] | None = None,
     rotary: RotaryCosSin | None = None,
     writes: bool = True,
+    prefetch: Int[Tensor, "ranges 2"] | None = None,
 ) -> Heads:
     """Attend from the new token of each row to the used part of its slot.
 
@@ -68,6 +76,7 @@ def decode_attention(
         sinks: Attention sinks, logits in the denominator of the softmax; the kernel does not implement them.
         rotary: Rotation of the new queries and keys.
         writes: Whether the new keys and values are written to the cache first.
+        prefetch: Addresses and sizes of memory that later layers read; the kernel prefetches it into the L2 cache.
 
     Returns:
         The outputs; zeros for rows without keys.
@@ -75,7 +84,7 @@ def decode_attention(
     if runs_triton(heads) and heads.dtype != torch.float64 and heads.shape[-1] <= 256 and sinks is None:
         from clearhead.attention.decode_triton import launch
 
-        return launch(heads, k, v, slots, scale, softcap, rotary, writes=writes)
+        return launch(heads, k, v, slots, scale, softcap, rotary, writes=writes, prefetch=prefetch)
     return decode_attention_reference(
         heads, k, v, slots, scale=scale, softcap=softcap, sinks=sinks, rotary=rotary, writes=writes
     )
@@ -100,8 +109,7 @@ def decode_attention_reference(
     if writes:
         q, k_new, v_new = heads.split((heads.shape[1] - 2 * K, K, K), dim=1)
         if rotary is not None:
-            q = apply_rotary(q, rotary)
-            k_new = apply_rotary(k_new, rotary)
+            q, k_new = (apply_rotary(x, rotary.at(slots.lengths)) for x in (q, k_new))
         index = slots.lengths % S
         k[slots.slots, :, index] = k_new
         v[slots.slots, :, index] = v_new

@@ -20,14 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.attention.decode import DecodeSlots, RotaryCosSin
-from clearhead.ops.pdl import pdl_options, pdl_wait, zeroed_counters
+from clearhead.attention.decode_config import DecodeConfig, decode_config
+from clearhead.ops.fused_linear_config import device_name
+from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch_ranges, zeroed_counters
 
 __all__ = ["launch"]
 
 _TARGET_PROGRAMS = 768  # with fewer rows times heads, rows are split to reach this number
-_ONE_WARP_PAIRS = 192  # from this many rows times heads, a program of a single query head is one warp
 _MAX_SPLITS = 64
-_MIN_BLOCKS = 4  # of a split, if there are several
 
 
 @triton.jit
@@ -69,16 +69,19 @@ def _apply_softcap(scores, softcap, HAS_CAP: tl.constexpr):
     return scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_ranges", "min_blocks"])
 def decode_kernel(
-    heads, k, v, out, slots, lengths, bias, parents, cos, sin, partials, sums, finished,
-    S, scale, softcap, ks, kh, kj, vs, vh, vj, br, bh, tr,
+    heads, k, v, out, slots, lengths, bias, parents, cos, sin, ranges, n_ranges, partials, sums, finished,
+    S, min_blocks, scale, softcap, ks, kh, kj, vs, vh, vj, br, bh, tr,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr,
     WRITES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_CAP: tl.constexpr,
-    BLOCK: tl.constexpr, MIN_BLOCKS: tl.constexpr, N_SPLITS: tl.constexpr, CHUNK: tl.constexpr, USE_PDL: tl.constexpr,
+    BLOCK: tl.constexpr, N_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    IS_TABLE: tl.constexpr, THREADS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend from the H/K query heads of a key/value head, padded to G, to one split of a row."""
     pair, split = tl.program_id(0), tl.program_id(1)
+    program = split * tl.num_programs(0) + pair
+    prefetch_ranges(ranges, n_ranges, program, tl.num_programs(0) * N_SPLITS, THREADS, USE_PDL)
     row, kv_head = (pair // K).to(tl.int64), pair % K
     N_HEADS: tl.constexpr = H // K
     d = tl.arange(0, DP)
@@ -94,7 +97,7 @@ def decode_kernel(
     if WRITES:
         new = length % S
         n_used = tl.minimum(length + 1, S)
-    size = tl.maximum(tl.cdiv(tl.cdiv(n_used, N_SPLITS), BLOCK), MIN_BLOCKS) * BLOCK
+    size = tl.maximum(tl.cdiv(tl.cdiv(n_used, N_SPLITS), BLOCK), min_blocks) * BLOCK
     n_splits = tl.maximum(tl.cdiv(n_used, size), 1)
     first = split * size
     if split >= n_splits:
@@ -107,7 +110,8 @@ def decode_kernel(
     )  # fmt: skip
     pdl_wait(USE_PDL)
     start_of_row = row * ((H + 2 * K) if WRITES else H) * D
-    q = _load_heads(heads, start_of_row + head[:, None] * D, d, valid, cos, sin, row * tr, HALF)
+    angle_row = length.to(tl.int64) if IS_TABLE else row * tr
+    q = _load_heads(heads, start_of_row + head[:, None] * D, d, valid, cos, sin, angle_row, HALF)
     m = tl.full((G,), -1e30, tl.float32)
     total = tl.zeros((G,), tl.float32)
     acc = tl.zeros((G, DP), tl.float32)
@@ -115,7 +119,7 @@ def decode_kernel(
         has_new = (new >= first) & (new < end)
         one = in_width[None, :]
         at = start_of_row + (H + kv_head + tl.zeros((1, 1), tl.int32)) * D
-        k_new = _load_heads(heads, at, d, one, cos, sin, row * tr, HALF)
+        k_new = _load_heads(heads, at, d, one, cos, sin, angle_row, HALF)
         v_new = tl.load(heads + at + K * D + d[None, :], mask=one, other=0.0)
         if has_new:
             key_at = slot * ks + kv_head * kh + new.to(tl.int64) * kj + d[None, :]
@@ -197,13 +201,16 @@ def launch(
     rotary: RotaryCosSin | None,
     *,
     writes: bool,
+    prefetch: Tensor | None = None,
+    config: DecodeConfig | None = None,
 ) -> Tensor:
-    """Run `decode_attention` as one kernel launch."""
+    """Run `decode_attention` as one kernel launch; `config` replaces the tuned sizes."""
     R, n_heads, D = heads.shape
     K, S = k.shape[1:3]
     H = n_heads - 2 * K if writes else n_heads
     G = 1 if H == K else max(16, triton.next_power_of_2(H // K))
-    block, n_splits, warps = _launch_shape(S, R * K, G)
+    config = decode_config(device_name(heads.device), R * K, G, D) if config is None else config
+    block, n_splits = _launch_shape(S, R * K, config.block)
     out = torch.empty(R, H, D, dtype=heads.dtype, device=heads.device)
     DP = max(16, triton.next_power_of_2(D))
     partials = sums = finished = out
@@ -218,25 +225,27 @@ def launch(
         out if parents is None else parents,
         out if rotary is None else rotary.cos,
         out if rotary is None else rotary.sin,
+        out if prefetch is None else prefetch,
+        0 if prefetch is None else len(prefetch),
         partials, sums, finished,
-        S, scale, 1.0 if softcap is None else softcap,
+        S, config.min_blocks, scale, 1.0 if softcap is None else softcap,
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[1] == 1 else bias.stride(1),
         0 if rotary is None or rotary.cos.shape[0] == 1 else 1,
         H=H, K=K, D=D, DP=DP, G=G, HALF=0 if rotary is None else rotary.cos.shape[1],
         WRITES=writes, HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None, HAS_CAP=softcap is not None,
-        BLOCK=block, MIN_BLOCKS=_MIN_BLOCKS, N_SPLITS=n_splits, CHUNK=min(n_splits, 16 if G == 1 else 8),
-        num_warps=warps, **pdl_options(heads),
+        BLOCK=block, N_SPLITS=n_splits, CHUNK=min(n_splits, 16 if G == 1 else 8),
+        IS_TABLE=rotary is not None and rotary.is_table, THREADS=32 * config.warps, num_warps=config.warps,
+        **pdl_options(heads),
     )  # fmt: skip
     return out
 
 
-def _launch_shape(S: int, pairs: int, G: int) -> tuple[int, int, int]:
-    """Return the indices per block, the number of splits (a power of two) and the warps of a program."""
-    is_narrow = G == 1 and pairs >= _ONE_WARP_PAIRS
-    block = min(32 if is_narrow else 64, max(16, triton.next_power_of_2(S)))
+def _launch_shape(S: int, pairs: int, block: int) -> tuple[int, int]:
+    """Return the indices per block and the number of splits, a power of two."""
+    block = min(block, max(16, triton.next_power_of_2(S)))
     n_splits = 1
     while n_splits < _MAX_SPLITS and pairs * n_splits < _TARGET_PROGRAMS and S > n_splits * block:
         n_splits *= 2
-    return block, n_splits, 1 if is_narrow else 4
+    return block, n_splits

@@ -10,7 +10,7 @@ for few rows, one Triton kernel computes all of it and reads W once. Elsewhere, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,11 @@ from clearhead._core.tensor_state import runs_triton
 from clearhead.ops.activations import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.ops.fused_linear_config import LayerKind, device_name, linear_config
 
-MAX_DECODE_ROWS = 64
+MAX_DECODE_ROWS = 128
 """Largest number of rows for the Triton kernels; with more, reading the weight is not the limit and torch is faster."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FusedLinearSpec:
     """A linear layer with its norm and activation. If gated, the result is activation(x gateᵀ) · (x Wᵀ)."""
 
@@ -35,6 +35,12 @@ class FusedLinearSpec:
     activation: Activation | None = None
     gate: Tensor | None = None  # (N, M)
     gate_bias: Tensor | None = None
+    prefetch: Tensor | None = None  # (n, 2) int64: addresses and sizes of weights that later kernels read
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights that the kernel reads."""
+        return [self.weight] if self.gate is None else [self.gate, self.weight]
 
 
 def fused_linear_decode(
@@ -49,16 +55,19 @@ def fused_linear_decode(
 
     Returns:
         The result, shape (R, N)."""
-    is_supported = len(x) <= MAX_DECODE_ROWS and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    if is_supported and runs_triton(x) and activation_code(spec.activation) is not None:
+    if not runs_triton(x) or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return fused_linear_reference(x, spec, residual)
+    from clearhead.ops.fused_linear_triton import launch, launch_norm
+
+    if len(x) <= MAX_DECODE_ROWS and activation_code(spec.activation) is not None:
         N, M = spec.weight.shape
         kind: LayerKind = "gated" if spec.gate is not None else "plain" if spec.norm is None else "normed"
         config = linear_config(device_name(x.device), len(x), N, M, kind)
         if config.kernel != "library":
-            from clearhead.ops.fused_linear_triton import launch
-
             return launch(x, spec, residual, config)
-    return fused_linear_reference(x, spec, residual)
+    if spec.norm is None:
+        return fused_linear_reference(x, spec, residual)
+    return fused_linear_reference(launch_norm(x, spec.norm), replace(spec, norm=None), residual)
 
 
 def fused_linear_reference(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None = None) -> Tensor:

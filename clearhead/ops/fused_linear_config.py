@@ -49,7 +49,7 @@ def linear_config(device_name: str, R: int, N: int, M: int, kind: LayerKind) -> 
     """Return how to compute a layer of this shape on a device."""
     entries = [entry for entry in _entries(device_name) if entry.kind == kind and entry.R >= R]
     if not entries:
-        return _estimate(R, N, M, kind)
+        return LinearConfig("library") if _entries(device_name) else _estimate(R, N, M, kind)
     rows = min(entry.R for entry in entries)
     nearest = min(
         (entry for entry in entries if entry.R == rows),

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from clearhead.ops.fused_linear import FusedLinearSpec, activation_code, apply_norm
 from clearhead.ops.fused_linear_config import LinearConfig
-from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch, zeroed_counters
+from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch, prefetch_ranges, zeroed_counters
 
-__all__ = ["launch"]
+__all__ = ["launch", "launch_norm"]
 
 _SMALL_M_ELEMENTS = 8192  # weight elements that one program loads at once
 _MIN_PROGRAMS = 640  # programs of the small-M kernel that occupy an H200; measured
 _MAX_CONCURRENT_PROGRAMS = 512  # programs that are resident at once and can prefetch their weights before the wait
+_NORM_ELEMENTS = 16_384  # elements of x that one program loads at once to compute a norm
 
 
 @triton.jit
@@ -72,12 +73,12 @@ def _norm_row(x, scale, shift, k, valid_k, M, eps, NORM: tl.constexpr, HAS_SHIFT
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_ranges"])
 def small_m_kernel(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, N, M, eps,
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, ranges, n_ranges, N, M, eps,
     R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
+    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, THREADS: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute BN columns of the result for up to 8 rows, by element."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -92,6 +93,7 @@ def small_m_kernel(
     g = w
     if GATED:
         g = tl.load(gate + at, mask=tile, other=0.0)
+    prefetch_ranges(ranges, n_ranges, tl.program_id(0), tl.num_programs(0), THREADS, USE_PDL)
     pdl_wait(USE_PDL)
     for start in range(0, M, BK):  # one iteration if there is a norm, which needs a full row
         k = start + tl.arange(0, BK)
@@ -119,11 +121,12 @@ def small_m_kernel(
     tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
-@triton.jit(do_not_specialize=["R", "PARTS"])
+@triton.jit(do_not_specialize=["n_ranges", "R", "PARTS"])
 def tiled_kernel(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counters, N, M, R, SPAN, PARTS, eps,
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, ranges, n_ranges, parts, counters,
+    N, M, R, SPAN, PARTS, eps,
     RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    LINE: tl.constexpr, LINES: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr, NORM_BK: tl.constexpr, THREADS: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -140,21 +143,21 @@ def tiled_kernel(
     if LINES > 0:
         line = tl.minimum(first + tl.arange(0, LINES) * LINE, M - 1)
         prefetch(weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * M + line[None, :], USE_PDL)
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    prefetch_ranges(ranges, n_ranges, program, tl.num_programs(0) * tl.num_programs(1), THREADS, USE_PDL)
     pdl_wait(USE_PDL)
     mean = tl.zeros((RP,), tl.float32)
     rstd = tl.zeros((RP,), tl.float32)
     if NORM == 1 or NORM == 2:
-        sums = tl.zeros((RP, BK), tl.float32)
-        squares = tl.zeros((RP, BK), tl.float32)
-        for start in range(0, M, BK):
-            k = start + tl.arange(0, BK)
+        squares = tl.zeros((RP,), tl.float32)
+        for start in range(0, M, NORM_BK):
+            k = start + tl.arange(0, NORM_BK)
             part = tl.load(x + r[:, None] * M + k[None, :], mask=valid_row[:, None] & (k < M)[None, :], other=0.0)
             part = part.to(tl.float32)
-            sums += part
-            squares += part * part
-        if NORM == 1:
-            mean = tl.sum(sums, axis=1) / M
-        rstd = tl.rsqrt(tl.maximum(tl.sum(squares, axis=1) / M - mean * mean, 0.0) + eps)
+            mean += tl.sum(part, axis=1)
+            squares += tl.sum(part * part, axis=1)
+        mean = mean / M if NORM == 1 else tl.zeros((RP,), tl.float32)
+        rstd = tl.rsqrt(tl.maximum(squares / M - mean * mean, 0.0) + eps)
     if NORM == 3:
         rstd = rstd + 1.0  # the factor of a row is known after the loop
     squared = tl.zeros((RP,), tl.float32)
@@ -223,16 +226,47 @@ def tiled_kernel(
         tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
+@triton.jit
+def norm_kernel(
+    x, scale, shift, out, M, eps,
+    BM: tl.constexpr, NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """Normalize one row."""
+    pdl_wait(USE_PDL)
+    k = tl.arange(0, BM)
+    row = tl.program_id(0).to(tl.int64) * M
+    features = tl.load(x + row + k, mask=k < M, other=0.0).to(tl.float32)
+    features = _norm_row(features, scale, shift, k, k < M, M, eps, NORM, HAS_SHIFT)
+    tl.store(out + row + k, features.to(out.dtype.element_ty), mask=k < M)
+
+
+def launch_norm(x: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> Tensor:
+    """Return the norm of x (R, M)."""
+    R, M = x.shape
+    if norm.weight is None:
+        return apply_norm(x, norm)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    shift = _shift(norm)
+    norm_kernel[(R,)](
+        x, norm.weight, out if shift is None else shift, out, M, _eps(norm, x.dtype),
+        BM=triton.next_power_of_2(M), NORM=_norm_code(norm), HAS_SHIFT=shift is not None,
+        num_warps=4 if M <= 2048 else 8, **pdl_options(x),
+    )  # fmt: skip
+    return out
+
+
 def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: LinearConfig) -> Tensor:
     """Return residual + activation(norm(x) Wᵀ + b) for x (R, M), computed as `config` says."""
     R, M = x.shape
     N = spec.weight.shape[0]
     norm = spec.norm
     if norm is not None and not config.fuses_norm:
-        x, norm = apply_norm(x, norm), None
+        x, norm = launch_norm(x, norm), None
     out = torch.empty(R, N, dtype=x.dtype, device=x.device)
-    shift = norm.bias if isinstance(norm, nn.LayerNorm) else None
-    norm_code = 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
+    shift = _shift(norm)
+    norm_code = _norm_code(norm)
+    ranges = spec.prefetch
     pointers = (
         x, spec.weight,
         out if spec.gate is None else spec.gate,
@@ -242,6 +276,8 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
         out if shift is None else shift,
         out if residual is None else residual,
         out,
+        out if ranges is None else ranges,
+        0 if ranges is None else len(ranges),
     )  # fmt: skip
     eps = 0.0 if norm is None else _eps(norm, x.dtype)
     constants = {
@@ -251,8 +287,10 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
     }  # fmt: skip
     if config.kernel == "rows":
         BN, BK, warps = _small_m_config(N, M, norm is not None)
-        constants |= {"R": R, "RP": triton.next_power_of_2(R), "num_warps": warps, "num_stages": 2}
-        small_m_kernel[(triton.cdiv(N, BN),)](*pointers, N, M, eps, BN=BN, BK=BK, **constants)
+        constants |= {"R": R, "RP": triton.next_power_of_2(R), "THREADS": 32 * warps}
+        small_m_kernel[(triton.cdiv(N, BN),)](
+            *pointers, N, M, eps, BN=BN, BK=BK, num_warps=warps, num_stages=2, **constants
+        )
         return out
     tile = _fit_tile(config, R, M, spec.gate is not None, _shared_memory_elements(x))
     parts = counters = out
@@ -264,15 +302,24 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
         parts = torch.empty(n_sums * N * RP + n * tile.parts * RP, dtype=torch.float32, device=x.device)
         counters = zeroed_counters(n, x.device)
     span = triton.cdiv(triton.cdiv(M, tile.parts), tile.BK) * tile.BK
-    lines = 0  # cache lines of each weight row to prefetch
-    if n * tile.parts <= _MAX_CONCURRENT_PROGRAMS:
+    lines = 0  # cache lines of each weight row to prefetch, unless earlier kernels did
+    if ranges is None and n * tile.parts <= _MAX_CONCURRENT_PROGRAMS:
         lines = min(32, max(8, triton.next_power_of_2(triton.cdiv(span, line))))
     tiled_kernel[(n, tile.parts)](
         *pointers, parts, counters, N, M, R, span, tile.parts, eps,
         RP=RP, BN=tile.BN, BK=tile.BK, EVEN=N % tile.BN == 0 and M % span == 0, SPLIT=tile.parts > 1,
-        LINE=line, LINES=lines, num_warps=tile.warps, num_stages=tile.stages, **constants,
+        LINE=line, LINES=lines, NORM_BK=min(triton.next_power_of_2(M), _NORM_ELEMENTS // RP),
+        THREADS=32 * tile.warps, num_warps=tile.warps, num_stages=tile.stages, **constants,
     )  # fmt: skip
     return out
+
+
+def _shift(norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor | None:
+    return norm.bias if isinstance(norm, nn.LayerNorm) else None
+
+
+def _norm_code(norm: nn.LayerNorm | nn.RMSNorm | None) -> int:
+    return 0 if norm is None else 1 if isinstance(norm, nn.LayerNorm) else 2
 
 
 def _eps(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> float:

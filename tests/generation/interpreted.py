@@ -59,6 +59,7 @@ def split_linears():
         (17, 38, 300, "gated", 3, True),
         (11, 48, 256, "normed", 2, False),
         (4, 32, 512, "normed", 4, True),
+        (2, 16, 1100, "normed", 1, True),  # the norm takes two passes over x
         (3, 48, 300, "gated", 1, True),
     ):
         gated = kind == "gated"
@@ -108,8 +109,9 @@ def attention():
         if biased:
             bias = torch.randn(*((R, H) if biased == 1 else (1, 1)), S)
             bias[..., ::3] = -math.inf
-        angle = torch.randn(R if biased else 1, turning)
-        rotary = RotaryCosSin(angle.cos(), angle.sin()) if turning else None
+        is_table = softcap is not None
+        angle = torch.randn(S + 6 if is_table else R if biased else 1, turning)
+        rotary = RotaryCosSin(angle.cos(), angle.sin(), is_table) if turning else None
         used = DecodeSlots(slots, lengths, bias, parents)
         reference = keys.clone(), values.clone()
         options = {"scale": 0.3, "softcap": softcap, "rotary": rotary, "writes": writes}

@@ -148,7 +148,7 @@ class StaticKVCache:
             rows = min(capacity, getattr(positions, "length", capacity))
             zeros = torch.zeros(rows, program.embedding.embedding_dim, dtype=program.dtype, device=device)
             self.position_table = positions(zeros, torch.arange(rows, device=device))  # (capacity, M)
-        self.rotary: dict[object, tuple[Tensor, Tensor]] = {
+        self.rotary: dict[object, RotaryCosSin] = {
             rotary: _cos_sin_table(rotary, program, capacity)
             for layer in program.layers
             if isinstance(rotary := layer.attentions[0].rotary, Rotary)
@@ -180,8 +180,7 @@ class StaticKVCache:
         """Prepare a step of the first rows: what all layers share."""
         lengths = self.lengths[:n_rows]
         self._rotary_now = {
-            rotary: RotaryCosSin(F.embedding(lengths, cos), F.embedding(lengths, sin))
-            for rotary, (cos, sin) in self.rotary.items()
+            rotary: table if self.is_static else table.at(lengths) for rotary, table in self.rotary.items()
         }
         for n_indices, table in self.parents.items():
             table[:n_rows].scatter_(1, (lengths % n_indices)[:, None], self.slots[:n_rows, None].int())
@@ -210,7 +209,9 @@ class StaticKVCache:
         used = self._used[pattern]
         rotary = None if layer.rotary is None else self._rotary_now[layer.rotary]
         if self.is_static:
-            return decode_attention(qkv, keys, values, used, rotary=rotary, **layer.score_options)
+            return decode_attention(
+                qkv, keys, values, used, rotary=rotary, prefetch=layer.prefetch, **layer.score_options
+            )
         R = len(qkv)
         K = keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
@@ -255,7 +256,7 @@ class StaticKVCache:
             first = self.slots[:R]
             slots = first - first % self.rows_per_memory if self.rows_per_memory > 1 else first
             used = DecodeSlots(slots, self.memory_lengths[:R])
-            return decode_attention(q, k, v, used, writes=False, **layer.score_options)
+            return decode_attention(q, k, v, used, writes=False, prefetch=layer.prefetch, **layer.score_options)
         n_prompts, (longest, bias) = R // self.rows_per_memory, self._memory_padding
         k, v = k[:n_prompts, :, :longest], v[:n_prompts, :, :longest]
         if layer.needs_naive:
@@ -366,11 +367,11 @@ def _distance_bias(relative: nn.Module, device: torch.device, capacity: int) -> 
     return bias[:, :capacity].float().flip(-1).contiguous()
 
 
-def _cos_sin_table(rotary: Rotary, program: DecoderProgram, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines (capacity, n) of a rotary embedding: rotating (1, 0) gives (cos, sin)."""
+def _cos_sin_table(rotary: Rotary, program: DecoderProgram, capacity: int) -> RotaryCosSin:
+    """Return the cosines and sines of a rotary embedding at all positions: rotating (1, 0) gives (cos, sin)."""
     dtype = torch.promote_types(program.dtype, torch.float32)
     n = rotary.rotary_dim(program.d_head) // 2
     unit = torch.zeros(capacity, program.d_head, dtype=dtype, device=program.device)
     unit[:, :n] = 1.0
     rotated = rotary.rotate(unit, torch.arange(capacity, device=program.device))
-    return rotated[:, :n].contiguous(), rotated[:, n : 2 * n].contiguous()
+    return RotaryCosSin(rotated[:, :n].contiguous(), rotated[:, n : 2 * n].contiguous(), is_table=True)
