@@ -2,8 +2,8 @@
 
     python -m tools.tune_decode decode_tables.json
 
-For every number of rows and heads it times all candidates at several lengths, as many layers of one CUDA graph, and
-selects the config with the smallest sum of times relative to the best of each length.
+For every number of rows, heads and capacity it times all candidates, as many layers of one CUDA graph, and selects the
+fastest.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ PROCESSES = 14
 def candidates(G: int, D: int) -> list[DecodeConfig]:
     """Return the configs to measure."""
     configs = []
-    for block, min_blocks, warps in itertools.product(BLOCKS, (1, 2, 4), (1, 2, 4, 8)):
+    for block, min_blocks, warps, programs in itertools.product(BLOCKS, (1, 4), (1, 2, 4, 8), (264, 768)):
         elements = block * D // (32 * warps)  # of keys per thread
-        if 16 <= elements <= 64 and (warps > 1 or G == 1) and block * min_blocks <= 256:
-            configs.append(DecodeConfig(block, min_blocks, warps))
+        if 16 <= elements <= 64 and (warps > 1 or G == 1) and (min_blocks == 1 or block <= 64):
+            configs.append(DecodeConfig(block, min_blocks, warps, programs))
     return configs
 
 
@@ -119,33 +119,23 @@ def main(path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         pool.map(compile_cases, [pairs[i::PROCESSES] for i in range(PROCESSES)])
     print("compiled", flush=True)
-    slowdowns: dict[tuple[int, int, int], dict[DecodeConfig, list[float]]] = {}
+    rows = []
     with torch.inference_mode():
         for case in cases():
             caches = caches_of(case, n_layers(case))
-            times = {}
+            timed = []
             for config in candidates(case.H // case.K, case.D):
                 try:
-                    times[config] = microseconds(case, config, caches)
+                    timed.append((microseconds(case, config, caches), config))
                 except Exception as error:  # one failed candidate must not lose the others
                     print(f"{case} {config}: {error}", file=sys.stderr)
-            ordered = sorted(times, key=lambda config: times[config])
-            best = times[ordered[0]]
-            rate = 4 * case.R * case.K * case.length * case.D / best / 1e6
-            listed = ", ".join(f"{times[c]:.2f} {tuple(c)}" for c in ordered[:4])
-            print(f"{tuple(case)}: {rate:5.2f} TB/s; {listed}; worst {times[ordered[-1]]:.2f}", flush=True)
+            timed.sort()
+            rate = 4 * case.R * case.K * case.length * case.D / timed[0][0] / 1e6
+            listed = ", ".join(f"{time:.2f} {tuple(config)}" for time, config in timed[:3])
+            print(f"{tuple(case)}: {rate:5.2f} TB/s; {listed}; worst {timed[-1][0]:.2f}", flush=True)
             G = 1 if case.H == case.K else 16
-            group = slowdowns.setdefault((case.R * case.K, G, case.D), {})
-            for config, time in times.items():
-                group.setdefault(config, []).append(time / best)
+            rows.append([case.R * case.K, G, case.D, case.S, list(timed[0][1])])
             del caches
-    rows = []
-    for (n_pairs, G, D), group in slowdowns.items():
-        n = max(len(values) for values in group.values())
-        complete = {config: sum(values) for config, values in group.items() if len(values) == n}
-        chosen = min(complete, key=lambda config: complete[config])
-        print(f"{n_pairs} pairs, G {G}, D {D}: {tuple(chosen)}, slowdowns {[round(x, 2) for x in group[chosen]]}")
-        rows.append([n_pairs, G, D, list(chosen)])
     table = {device_name(torch.device("cuda", 0)): rows}
     path.write_text(json.dumps(table).replace("]], [", "]],\n[") + "\n", encoding="utf-8")
 

@@ -29,7 +29,7 @@ SHAPES: list[tuple[int, int, LayerKind]] = [
     *((1152, 896, "normed"), (2560, 2048, "normed"), (32000, 2048, "normed")),
     *((4864, 896, "gated"), (5632, 2048, "gated"), (9216, 2304, "gated")),
 ]
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+ROWS = (1, 2, 8, 16, 32, 64, 128)
 # BN, BK, stages, warps
 TILES = (
     *((16, 128, 4, 4), (32, 128, 4, 4), (32, 256, 3, 4)),
@@ -45,12 +45,17 @@ def candidates(R: int, N: int, M: int, kind: LayerKind) -> list[LinearConfig]:
     configs = [LinearConfig("library")]
     if R <= 4:
         configs.append(LinearConfig("rows"))
+    if 2 <= R <= 16 and M <= 2048:
+        sizes = ((16, 4), (16, 8), (32, 8)) if M <= 1024 else ((16, 16),)
+        configs += [LinearConfig("resident", BN, warps=warps) for BN, warps in sizes]
     for (BN, BK, stages, warps), parts in itertools.product(TILES, (1, 2, 4, 8)):
         programs = math.ceil(N / BN) * parts
+        if R == 128 and BN < 64:
+            continue
         if (parts > 1 and (programs > 1100 or parts * 2 * BK > M)) or (parts < 8 and programs < 64):
             continue
         for fuses_norm in (True,) if kind == "plain" else (True, False):
-            if (fuses_norm and R < 64) or (not fuses_norm and R >= 8) or kind == "plain":
+            if (R <= 32 if fuses_norm else R >= 32) or kind == "plain":
                 configs.append(LinearConfig("tiles", BN, BK, stages, warps, parts, fuses_norm))
     return configs
 
@@ -162,13 +167,8 @@ def main(path: Path) -> None:
         for config in candidates(R, N, M, kind):
             if config.kernel == "tiles":
                 even = N % config.BN == 0 and M % (config.BK * config.parts) == 0
-                key = (
-                    kind,
-                    max(16, R),
-                    even,
-                    M if config.fuses_norm else 0,
-                    config._replace(parts=min(config.parts, 2)),
-                )
+                length = M if config.fuses_norm and kind != "plain" else 0
+                key = (kind, max(16, R), even, length, config._replace(parts=min(config.parts, 2)))
                 cases.setdefault(key, (R, N, M, kind, config))
     print(f"{len(cases)} kernels to compile", flush=True)
     every = list(cases.values())

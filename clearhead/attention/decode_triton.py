@@ -26,7 +26,6 @@ from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch_ranges, zeroed_cou
 
 __all__ = ["launch"]
 
-_TARGET_PROGRAMS = 768  # with fewer rows times heads, rows are split to reach this number
 _MAX_SPLITS = 64
 
 
@@ -167,7 +166,7 @@ def decode_kernel(
         tl.store(results, (acc / tl.maximum(total, 1e-38)[:, None]).to(out.dtype.element_ty), mask=valid)
     else:
         base = pair * N_SPLITS
-        tl.store(partials + ((base + split) * G + g[:, None]) * DP + d[None, :], acc)
+        tl.store(partials + ((base + split) * G + g[:, None]) * DP + d[None, :], acc, mask=valid)
         tl.store(sums + (base + split) * 2 * G + g, m)
         tl.store(sums + ((base + split) * 2 + 1) * G + g, total)
         tl.debug_barrier()
@@ -185,7 +184,8 @@ def decode_kernel(
                 factor = tl.exp(tl.load(pairs, mask=used, other=-float("inf"), cache_modifier=".cg") - top[None, :])
                 total += tl.sum(tl.load(pairs + G, mask=used, other=0.0, cache_modifier=".cg") * factor, axis=0)
                 part = ((base + c)[:, None, None] * G + g[None, :, None]) * DP + d[None, None, :]
-                accs = tl.load(partials + part, mask=used[:, :, None], other=0.0, cache_modifier=".cg")
+                stored = used[:, :, None] & valid[None, :, :]
+                accs = tl.load(partials + part, mask=stored, other=0.0, cache_modifier=".cg")
                 acc += tl.sum(accs * factor[:, :, None], axis=0)
             tl.store(results, (acc / tl.maximum(total, 1e-38)[:, None]).to(out.dtype.element_ty), mask=valid)
             tl.store(finished + pair, 0)
@@ -209,8 +209,8 @@ def launch(
     K, S = k.shape[1:3]
     H = n_heads - 2 * K if writes else n_heads
     G = 1 if H == K else max(16, triton.next_power_of_2(H // K))
-    config = decode_config(device_name(heads.device), R * K, G, D) if config is None else config
-    block, n_splits = _launch_shape(S, R * K, config.block)
+    config = decode_config(device_name(heads.device), R * K, G, D, S) if config is None else config
+    block, n_splits = _launch_shape(S, R * K, config)
     out = torch.empty(R, H, D, dtype=heads.dtype, device=heads.device)
     DP = max(16, triton.next_power_of_2(D))
     partials = sums = finished = out
@@ -242,10 +242,10 @@ def launch(
     return out
 
 
-def _launch_shape(S: int, pairs: int, block: int) -> tuple[int, int]:
+def _launch_shape(S: int, pairs: int, config: DecodeConfig) -> tuple[int, int]:
     """Return the indices per block and the number of splits, a power of two."""
-    block = min(block, max(16, triton.next_power_of_2(S)))
+    block = min(config.block, max(16, triton.next_power_of_2(S)))
     n_splits = 1
-    while n_splits < _MAX_SPLITS and pairs * n_splits < _TARGET_PROGRAMS and S > n_splits * block:
+    while n_splits < _MAX_SPLITS and pairs * n_splits < config.programs and S > n_splits * block:
         n_splits *= 2
     return block, n_splits

@@ -23,9 +23,13 @@ _MIN_TILES = 264  # programs that occupy an H200: two per multiprocessor
 
 
 class LinearConfig(NamedTuple):
-    """A kernel and its tiles: "rows" sums by element, "tiles" uses tensor cores, "library" calls torch."""
+    """A kernel and its tiles.
 
-    kernel: Literal["rows", "tiles", "library"]
+    "rows" sums by element, "resident" and "tiles" use tensor cores, with all features at once or in a loop; "library"
+    calls torch.
+    """
+
+    kernel: Literal["rows", "resident", "tiles", "library"]
     BN: int = 32
     BK: int = 128
     stages: int = 4

@@ -1,9 +1,9 @@
 """Triton kernels of `fused_linear_decode`: each program reads a strip of the weight once; everything else is small.
 
-The small-M kernel sums element by element, from loads that are all in flight at once. The tiled kernel multiplies on
-tensor cores, with the rows, padded to 16, as the short side. If a weight has few columns, several programs share a row
-(split-K), and the last to end adds up their parts, in a fixed order. Every program recomputes a fused norm.
-`fused_linear_config` selects the kernel and its tiles.
+The small-M kernel sums element by element, from loads that are all in flight at once. The resident kernel does the same
+on tensor cores, with the rows, padded to 16, as the short side; the tiled kernel loops over the features. If a weight
+has few columns, several programs share a row (split-K), and the last to end adds up their parts, in a fixed order.
+Every program recomputes a fused norm. `fused_linear_config` selects the kernel and its tiles.
 
     R rows, RP padded   BN columns of the result   BK features at once   SPAN features of one program
 """
@@ -226,6 +226,60 @@ def tiled_kernel(
         tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
+@triton.jit(do_not_specialize=["n_ranges", "R"])
+def resident_kernel(
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, ranges, n_ranges, N, M, R, eps,
+    RP: tl.constexpr, BN: tl.constexpr, SLICES: tl.constexpr, BK: tl.constexpr, THREADS: tl.constexpr,
+    NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute BN columns of the result on tensor cores, from weights that are in registers before x is ready.
+
+    The features are split into slices, one per warp, whose products are added up at the end.
+    """
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    valid = n < N
+    r = tl.arange(0, RP)
+    k = (tl.arange(0, SLICES) * BK)[:, None] + tl.arange(0, BK)[None, :]  # (SLICES, BK)
+    valid_k = k < M
+    at = n.to(tl.int64)[None, :, None] * M + k[:, None, :]
+    tile = valid[None, :, None] & valid_k[:, None, :]
+    w = tl.load(weight + at, mask=tile, other=0.0)
+    g = w
+    if GATED:
+        g = tl.load(gate + at, mask=tile, other=0.0)
+    factor = k * 0.0
+    offset = k * 0.0
+    if NORM > 0:
+        factor = tl.load(scale + k, mask=valid_k, other=0.0).to(tl.float32)
+    if HAS_SHIFT:
+        offset = tl.load(shift + k, mask=valid_k, other=0.0).to(tl.float32)
+    prefetch_ranges(ranges, n_ranges, tl.program_id(0), tl.num_programs(0), THREADS, USE_PDL)
+    pdl_wait(USE_PDL)
+    loaded = (r < R)[None, :, None] & valid_k[:, None, :]
+    features = tl.load(x + r[None, :, None] * M + k[:, None, :], mask=loaded, other=0.0)  # (SLICES, RP, BK)
+    if NORM > 0:
+        wide = features.to(tl.float32)
+        if NORM == 1:
+            mean = tl.sum(tl.sum(wide, axis=2), axis=0) / M
+            wide = tl.where(loaded, wide - mean[None, :, None], 0.0)
+        rstd = tl.rsqrt(tl.sum(tl.sum(wide * wide, axis=2), axis=0) / M + eps)
+        wide = wide * rstd[None, :, None] * factor[:, None, :]
+        if HAS_SHIFT:
+            wide += offset[:, None, :]
+        features = wide.to(x.dtype.element_ty)
+    acc = tl.sum(tl.dot(w, tl.permute(features, (0, 2, 1)), input_precision="ieee"), axis=0)  # (BN, RP)
+    gated = acc
+    if GATED:
+        gated = tl.sum(tl.dot(g, tl.permute(features, (0, 2, 1)), input_precision="ieee"), axis=0)
+    acc = _activate_with_bias(acc, gated, bias, gate_bias, n, valid, HAS_BIAS, GATED, ACT)
+    at_out = r[None, :] * N + n[:, None]
+    valid_out = valid[:, None] & (r < R)[None, :]
+    if HAS_RESIDUAL:
+        acc += tl.load(residual + at_out, mask=valid_out, other=0.0).to(tl.float32)
+    tl.store(out + at_out, acc.to(out.dtype.element_ty), mask=valid_out)
+
+
 @triton.jit
 def norm_kernel(
     x, scale, shift, out, M, eps,
@@ -292,11 +346,19 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
             *pointers, N, M, eps, BN=BN, BK=BK, num_warps=warps, num_stages=2, **constants
         )
         return out
+    RP = max(16, triton.next_power_of_2(R))
+    if config.kernel == "resident":
+        BK = max(16, triton.next_power_of_2(triton.cdiv(M, config.warps)))
+        resident_kernel[(triton.cdiv(N, config.BN),)](
+            *pointers, N, M, R, eps, RP=RP, BN=config.BN, SLICES=config.warps, BK=BK, THREADS=32 * config.warps,
+            **constants, num_warps=config.warps,
+        )  # fmt: skip
+        return out
     tile = _fit_tile(config, R, M, spec.gate is not None, _shared_memory_elements(x))
     parts = counters = out
     if norm_code == 2 and x.dtype != torch.float16:  # without the factor, float16 may overflow
         constants["NORM"] = 3
-    RP, n, line = max(16, triton.next_power_of_2(R)), triton.cdiv(N, tile.BN), 128 // x.element_size()
+    n, line = triton.cdiv(N, tile.BN), 128 // x.element_size()
     if tile.parts > 1:
         n_sums = tile.parts * (1 if spec.gate is None else 2)
         parts = torch.empty(n_sums * N * RP + n * tile.parts * RP, dtype=torch.float32, device=x.device)

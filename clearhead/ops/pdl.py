@@ -41,15 +41,18 @@ def prefetch_ranges(ranges, n, program, n_programs, THREADS: tl.constexpr, USE_P
 
     `ranges` has an address and a size per range; a pointer of another type stands for none."""
     if USE_PDL and ranges.dtype.element_ty == tl.int64:
-        thread = (program * THREADS + tl.arange(0, THREADS)).to(tl.int64)
         for i in range(n):
             address = tl.load(ranges + 2 * i)
             n_bytes = tl.load(ranges + 2 * i + 1)
-            chunk = tl.cdiv(tl.cdiv(n_bytes, n_programs * THREADS), 128) * 128
-            is_used = thread * chunk < n_bytes
-            first = tl.where(is_used, thread * chunk, 0)
-            size = tl.minimum(n_bytes - first, tl.where(is_used, chunk, 16)).to(tl.int32)
-            code: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;"
+            chunk = tl.maximum(tl.cdiv(tl.cdiv(n_bytes, n_programs * THREADS), 128) * 128, 4096)
+            first = (tl.arange(0, THREADS) * n_programs + program).to(tl.int64) * chunk
+            size = tl.minimum(n_bytes - first, chunk).to(tl.int32)
+            code: tl.constexpr = """{
+                .reg .pred p;
+                setp.gt.s32 p, $2, 0;
+                @p cp.async.bulk.prefetch.L2.global [$1], $2;
+                mov.b32 $0, 0;
+            }"""
             tl.inline_asm_elementwise(code, "=r,l,r", [address + first, size], dtype=tl.int32, is_pure=False, pack=1)
 
 

@@ -77,8 +77,11 @@ def split_linears():
         x = torch.randn(rows, M)
         residual = torch.randn(rows, N) if kind == "plain" else None
         expected = fused_linear_reference(x, spec, residual)
-        config = LinearConfig("tiles", 16, 64, 4, 4, parts, fuses_norm)
-        torch.testing.assert_close(launch(x, spec, residual, config), expected, rtol=1e-4, atol=1e-4)
+        configs = [LinearConfig("tiles", 16, 64, 4, 4, parts, fuses_norm)]
+        if rows <= 16:
+            configs.append(LinearConfig("resident", 16, warps=4))
+        for config in configs:
+            torch.testing.assert_close(launch(x, spec, residual, config), expected, rtol=1e-4, atol=1e-4)
 
 
 def attention():
