@@ -258,6 +258,130 @@ def encoder_decoder(source: Sequence[str], read: Sequence[str], written: Sequenc
     return drawing.html()
 
 
+def scaled_attention() -> HTMLOutput:
+    """Draw scaled dot-product attention with the shape of each tensor."""
+    drawing = Drawing(
+        650, 186, "queries meet keys in a product, which is scaled, masked and normalized, and weighs the values"
+    )
+    for y, name, shape, color in ((14, "Q", "(T, D)", RED), (74, "K", "(S, D)", BLUE), (138, "V", "(S, E)", GREEN)):
+        drawing.box(4, y, 80, 34, f"{name}  {shape}", color)
+    middle = 65
+    drawing.box(124, 44, 90, 42, "Q Kᵀ\n(T, S)", PURPLE)
+    drawing.arrow((84, 31), (104, 31), (104, 56), (124, 56))
+    drawing.arrow((84, 91), (104, 91), (104, 74), (124, 74))
+    x = 214
+    for width, text, color in ((60, "÷ √D", CYAN), (74, "mask", YELLOW), (98, "softmax\nof each row", YELLOW)):
+        drawing.arrow((x, middle), (x + 16, middle))
+        drawing.box(x + 16, 44, width, 42, text, color)
+        x += width + 16
+    drawing.text(x + 20, middle - 8, "W (T, S)", "start")
+    drawing.arrow((x, middle), (x + 46, middle), (x + 46, 134))
+    drawing.box(x + 6, 134, 80, 42, "W V", PURPLE)
+    drawing.arrow((84, 155), (x + 6, 155))
+    drawing.arrow((x + 86, 155), (x + 104, 155))
+    drawing.text(x + 108, 159, "Z (T, E)", "start")
+    return drawing.html()
+
+
+def training_step() -> HTMLOutput:
+    """Draw one step of training: forward pass, loss, backward pass, clipping and the update."""
+    drawing = Drawing(640, 150, "a batch gives a loss, the loss a gradient, and the gradient an update of the weights")
+    steps = (
+        ("batch", "(B, T + 1) ids", PURPLE),
+        ("model", "logits (B, T, V)", BLUE),
+        ("loss", "mean of −log p", RED),
+        ("gradient", "one per weight", YELLOW),
+        ("clip", "norm at most c", CYAN),
+        ("AdamW", "rate η(t)", GREEN),
+    )
+    width, gap, y = 88, 20, 20
+    for i, (name, detail, color) in enumerate(steps):
+        x = 4 + (width + gap) * i
+        drawing.box(x, y, width, 40, name, color)
+        drawing.text(x + width / 2, y + 58, detail, size=11)
+        if i:
+            drawing.arrow((x - gap, y + 20), (x, y + 20))
+    first = 4 + (width + gap) + width / 2
+    last = 4 + (width + gap) * (len(steps) - 1) + width / 2
+    drawing.line((last, y + 68), (last, 120), (first, 120), color=GREEN, dash="5 3")
+    drawing.arrow((first, 120), (first, y + 68), color=GREEN, dash="5 3")
+    drawing.text((first + last) / 2, 138, "the weights of the next step", color=GREEN)
+    return drawing.html()
+
+
+def architectures() -> HTMLOutput:
+    """Draw which inputs each output depends on in three architectures and under a prefix mask."""
+    drawing = Drawing(
+        650, 190, "full, causal, prefix and encoder-decoder attention: lines join an output to its inputs"
+    )
+    pitch, low, high = 25, 140, 56
+
+    def row(x0: float, y: float, names: Sequence[str], color: str) -> None:
+        for j, name in enumerate(names):
+            drawing.circle(x0 + pitch * j, y, 9, color, 0.4)
+            drawing.text(x0 + pitch * j, y + 4, name, size=10)
+
+    panels = (
+        ("encoder-only", 5, 5, BLUE),
+        ("decoder-only", 5, 0, RED),
+        ("decoder-only, prefix", 5, 3, RED),
+    )
+    x0 = 20.0
+    for title, n, n_prefix, color in panels:
+        drawing.text(x0 + pitch * (n - 1) / 2, 22, title)
+        for i in range(n):
+            for j in range(n):
+                if j <= i or j < n_prefix:
+                    drawing.line((x0 + pitch * i, high + 9), (x0 + pitch * j, low - 9), color=color, width=0.9)
+        row(x0, high, [""] * n, color)
+        row(x0, low, [f"x{'₁₂₃₄₅'[j]}" for j in range(n)], PURPLE)
+        x0 += pitch * n + 28
+    drawing.text(x0 + pitch * 2.7, 22, "encoder-decoder")
+    target = x0 + pitch * 3.4
+    for i in range(3):
+        for j in range(3):
+            drawing.line((x0 + pitch * i, high + 9), (x0 + pitch * j, low - 9), color=BLUE, width=0.9)
+            if j <= i:
+                drawing.line((target + pitch * i, high + 9), (target + pitch * j, low - 9), color=RED, width=0.9)
+    drawing.arrow((x0 + pitch * 2 + 11, high), (target - 11, high), color=GREEN, width=1.6)
+    row(x0, high, [""] * 3, BLUE)
+    row(x0, low, ["x₁", "x₂", "x₃"], PURPLE)
+    row(target, high, [""] * 3, RED)
+    row(target, low, ["y₁", "y₂", "y₃"], PURPLE)
+    drawing.text(target - 20, high - 14, "cross", color=GREEN, size=11)
+    drawing.text(325, 178, "bottom: inputs of a layer; top: its outputs")
+    return drawing.html()
+
+
+def interventions() -> HTMLOutput:
+    """Draw where each method of the chapter reads the residual stream or changes it."""
+    drawing = Drawing(650, 224, "methods that read the residual stream, in green, and methods that change it, in red")
+    y, left, pitch, width = 120, 60, 190, 120
+    drawing.text(left - 34, y + 4, "ids", "end")
+    drawing.line((left - 30, y), (left, y), width=3)
+    for n in range(3):
+        x = left + pitch * n
+        drawing.box(x, y - 22, width, 44, f"block {n}\nadds to the stream", BLUE)
+        stop = x + pitch if n < 2 else 630
+        drawing.line((x + width, y), (stop, y), width=3)
+    drawing.text(634, y + 4, "l", "start")
+    readers = (
+        (left + 140, "logit lens,\nprobe"),
+        (left + 140 + pitch, "logit lens,\nprobe"),
+        (left + 135 + 2 * pitch, "attribution:\na sum of parts"),
+    )
+    for x, text in readers:
+        drawing.box(x - 50, 22, 100, 38, text, GREEN)
+        drawing.arrow((x, y), (x, 60), color=GREEN)
+    drawing.box(left + 4, 174, 112, 38, "ablate a head:\nZₕ = 0", RED)
+    drawing.arrow((left + 60, 174), (left + 60, y + 22), color=RED)
+    drawing.box(left + pitch - 16, 174, 112, 38, "trace: weights\nfrom q and k", GREEN)
+    drawing.arrow((left + pitch + 40, y + 22), (left + pitch + 40, 174), color=GREEN)
+    drawing.box(left + pitch + 112, 174, 130, 38, "patch: copy from\nthe clean run", RED)
+    drawing.arrow((left + pitch + 155, 174), (left + pitch + 155, y + 3), color=RED)
+    return drawing.html()
+
+
 def decoder_only() -> HTMLOutput:
     """Draw a decoder-only Transformer with the shape of each tensor."""
     drawing = Drawing(640, 252, "ids become vectors, blocks add to them, and the embedding table gives logits")
