@@ -111,7 +111,7 @@ test-course: setup
 # The site is built without network from a clean tree, and warnings are errors. The PDF reuses the outputs of its cells.
 SITE := docs/_build
 
-.venv/.docs: $(STAMP)
+.venv/.docs: $(STAMP) $(BASELINES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs,browser]"
 	@touch $@
 
