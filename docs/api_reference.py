@@ -136,7 +136,7 @@ def fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
     descriptions = _comments(kind)
     hints = typing.get_type_hints(kind, include_extras=True) if dataclasses.is_dataclass(kind) else {}
     for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
-        default = "" if field.default is dataclasses.MISSING else repr(field.default)
+        default = "" if field.default is dataclasses.MISSING else _default_text(field.default)
         if field.default_factory is not dataclasses.MISSING:
             default = repr(field.default_factory())
         if not field.name.startswith("_"):
@@ -190,6 +190,13 @@ class _Raw:
         return self.text
 
 
+def _default_text(value: Any) -> str:
+    """Return a default as text: functions by their names, and objects without a text as an ellipsis."""
+    if inspect.isfunction(value):
+        return value.__name__
+    return re.sub(r"<[\w. ]+ at 0x[0-9a-f]+>", "…", repr(value))
+
+
 def signature(name: str, value: Any) -> str:
     """Return a signature with shapes; long signatures have one line per argument."""
     if isinstance(value, property | cached_property):
@@ -202,6 +209,7 @@ def signature(name: str, value: Any) -> str:
         return name
     empty = inspect.Parameter.empty
     parts = [p if p.annotation is empty else p.replace(annotation=_Raw(p.annotation)) for p in call.parameters.values()]
+    parts = [p if p.default is empty else p.replace(default=_Raw(_default_text(p.default))) for p in parts]
     call = call.replace(parameters=[p for p in parts if p.name not in ("self", "cls")])
     returned = call.return_annotation
     returns_none = returned in (empty, None, "None")
@@ -294,7 +302,10 @@ def _entry(package: str, name: str, value: Any) -> Iterator[str]:
         yield textwrap.fill(f"`{str(getattr(example, '__name__', example))[:600]}`".replace("clearhead.", ""), 110)
         return
     is_class = inspect.isclass(value)
-    yield fence(signature(name, value), "python")
+    if is_class and issubclass(value, enum.Enum):
+        yield fence("\n".join(f"{name}.{member.name} = {member.value!r}" for member in value), "python")
+    else:
+        yield fence(signature(name, value), "python")
     yield prose(inspect.getdoc(value) or "")
     yield from _source(value)
     if is_class and (rows := [row for row in fields(value) if (_module_of(value) or "").startswith("clearhead")]):
@@ -396,6 +407,9 @@ def commands() -> Iterator[tuple[str, str]]:
     yield "commands", "\n\n".join(["# Commands", about, table(("command", "description"), rows), toctree])
     for name, command in parsed.items():
         parts = [f"# `clearhead {name}`", _help(command.help), *_parameter_tables(name, command)]
+        subcommands = [(other, parsed[other]) for other in parsed if other.startswith(f"{name} ")]
+        links = [(f"[`clearhead {other}`]({_slug(other)}.md)", _sentence(sub.help)) for other, sub in subcommands]
+        parts += [table(("command", "description"), links)]
         if name in COMMANDS:
             text, json_shape = outputs[name]
             line = "clearhead " + COMMANDS[name].replace("{folder}/", "")
@@ -552,19 +566,35 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def prose(text: str) -> str:
     """Return a docstring as Markdown: indented blocks are code, sections are lists, and other markup is escaped."""
-    blocks = []
-    for block in re.split(r"\n\s*\n", text):
+    blocks, code = [], []
+    for block in [*re.split(r"\n\s*\n", text), ""]:
         title, _, items = block.partition("\n")
+        if title == "Example:" and items.startswith("    "):
+            blocks.append("**Example**")
+            block = items
+        if block and (all(line.startswith("    ") or not line for line in block.split("\n")) or _is_session(block)):
+            code.append(textwrap.dedent(block))  # neighboring blocks of code are one block
+            continue
+        if code:
+            blocks.append(_code("\n\n".join(code)))
+            code = []
         if title in SECTIONS and items.startswith("    "):
             blocks += [f"**{title[:-1]}**", _items(textwrap.dedent(items))]
-            continue
-        if all(line.startswith("    ") or not line for line in block.split("\n")) or block.lstrip().startswith(">>>"):
-            code = textwrap.dedent(block)
-            blocks.append(fence(code, "python" if _is_python(code) else "text"))
         else:
             pieces = re.split(r"(`[^`]*`)", block)
             blocks.append("".join(p if p.startswith("`") else re.sub(r"([<>*$_\[\]#|~])", r"\\\1", p) for p in pieces))
     return "\n\n".join(blocks).strip()
+
+
+def _is_session(block: str) -> bool:
+    return block.lstrip().startswith(">>>")
+
+
+def _code(code: str) -> str:
+    """Return a block of code; an interactive session without output is shown without its prompts."""
+    if all(line.startswith((">>> ", "... ")) for line in code.split("\n")):
+        code = re.sub(r"^(>>>|\.\.\.) ", "", code, flags=re.MULTILINE)
+    return fence(code, "pycon" if _is_session(code) else "python" if _is_python(code) else "text")
 
 
 def _items(text: str) -> str:

@@ -49,6 +49,7 @@ html_title = f"clearhead {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_use_index = False  # the pages of the reference list every name; Sphinx's own index would be empty
 html_show_sphinx = False
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
 pygments_style = "default"  # a contrast of at least 4.5

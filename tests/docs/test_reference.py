@@ -57,6 +57,31 @@ def test_package_index_lists_every_package_and_the_names_of_clearhead():
     assert "[`MultiHeadAttention`](api-nn.md#class-nn-multiheadattention)" in text
 
 
+@pytest.mark.parametrize("package", api_reference.PACKAGES)
+def test_signatures_and_defaults_contain_no_addresses(package):
+    for name, value in exported(package).items():
+        entry = "\n".join(api_reference._entry(package, name, value))
+        assert not re.search(r" at 0x[0-9a-f]+", entry), name
+
+
+def test_prose_renders_examples_as_one_block_of_code():
+    text = "Sum.\n\nExample:\n    import a\n\n    a.b(1)\n\nMore words."
+    assert api_reference.prose(text) == "Sum.\n\n**Example**\n\n````python\nimport a\n\na.b(1)\n````\n\nMore words."
+
+
+def test_prose_removes_prompts_only_from_sessions_without_output():
+    assert api_reference.prose("Example:\n    >>> f(1)\n    >>> f(2)") == "**Example**\n\n````python\nf(1)\nf(2)\n````"
+    assert api_reference.prose(">>> f(1)\n2") == "````pycon\n>>> f(1)\n2\n````"
+
+
+def test_page_of_a_command_group_lists_its_subcommands(monkeypatch):
+    monkeypatch.setattr(api_reference, "COMMANDS", {})  # no example is run
+    pages = dict(api_reference.commands())
+    assert "[`clearhead claims show`](command-claims-show.md)" in pages["command-claims"]
+    assert "[`clearhead plot run`](command-plot-run.md)" in pages["command-plot"]
+    assert "clearhead claims show`](" not in pages["command-claims-run"]
+
+
 @pytest.fixture
 def crosslinks(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
