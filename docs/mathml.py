@@ -20,6 +20,11 @@ SPACE = '<mspace width="0.1667em"></mspace>'
 APPLIED = re.compile(r"(<mo>&ApplyFunction;</mo>)(?!\s*(?:<mrow>\s*)?<mo[^>]*>[(\[])")
 PRECEDED = re.compile(r"(</(?:mi|mn|msub|msup|msubsup|mfrac)>|\)</mo>)(?=\s*<mi[^>]*>\w\w+</mi>\s*<mo>&ApplyFunction;)")
 
+# The label of an underbrace, which the parser renders as a subscript, is below the brace.
+LABELED = re.compile(
+    r"<msub>(\s*<munder>(?:(?!</munder>).)*<mo>⏟</mo>\s*</munder>\s*<mtext>[^<]*</mtext>\s*)</msub>", re.DOTALL
+)
+
 # Characters that must not be separated from an adjacent inline equation by a line break.
 CLOSING = re.compile(r"[.,;:!?)\]’”]+")
 OPENING = re.compile(r"[(\[‘“]$")
@@ -36,6 +41,7 @@ def mathml(tex: str, *, block: bool) -> str:
         tex = tex.replace(command, replacement)
     tex = re.sub(r"\\boldsymbol\{\\(\w+)\}", _bold, tex)
     markup: str = latex2mathml.tex2mathml(tex, as_block=block)
+    markup = LABELED.sub(r"<munder>\1</munder>", markup)
     markup = PRECEDED.sub(rf"\1{SPACE}", APPLIED.sub(rf"\1{SPACE}", markup))
     return re.sub(r'<mo( class="\w+")?>‖</mo>', r'<mo\1 stretchy="false">‖</mo>', markup)  # norms of one height
 

@@ -33,6 +33,12 @@ def test_bars_of_a_norm_do_not_stretch(mathml):
     assert markup.count('stretchy="false">‖') == 2
 
 
+def test_label_of_an_underbrace_is_below_it(mathml):
+    markup = words(mathml.mathml(r"\underbrace{a_1 b}_{\text{sum}} + x_i", block=True))
+    assert "<mo>⏟</mo></munder><mtext>sum</mtext></munder><mo>+</mo><msub><mi>x</mi><mi>i</mi></msub>" in markup
+    assert markup.count("<munder>") == 2
+
+
 @pytest.mark.parametrize(
     ("tex", "n_spaces"),
     [(r"\log V", 1), (r"\log(V)", 0), (r"x \log V", 2), (r"(a)\operatorname{f}(x)", 0), (r"n \sin(x)", 1)],
