@@ -32,11 +32,10 @@ SHAPES: list[tuple[int, int, LayerKind]] = [
 ROWS = (1, 2, 8, 16, 32, 64, 128)
 # BN, BK, stages, warps
 TILES = (
-    *((16, 128, 4, 4), (32, 128, 4, 4), (32, 256, 3, 4)),
-    *((64, 64, 5, 4), (64, 128, 4, 4), (64, 128, 3, 8), (128, 64, 4, 8)),
+    *((16, 128, 4, 4), (16, 256, 4, 4), (32, 128, 4, 4), (32, 256, 3, 4), (32, 128, 6, 4)),
+    *((64, 64, 5, 4), (64, 128, 4, 4), (64, 128, 4, 8), (128, 64, 4, 8), (128, 64, 5, 8)),
 )
 WEIGHT_BYTES = 120 << 20  # more than the L2 cache
-PREFETCH_BYTES = 16 << 20  # of the next layer
 PROCESSES = 14
 
 
@@ -68,14 +67,6 @@ def spec_of(N: int, M: int, kind: LayerKind, norm: nn.RMSNorm | None) -> FusedLi
     return FusedLinearSpec(weight, None, norm)
 
 
-def prefetch_next(specs: list[FusedLinearSpec]) -> None:
-    """Let each layer prefetch the beginning of the next one, as in a decode step."""
-    for spec, following in zip(specs, [*specs[1:], specs[0]], strict=True):
-        weights = following.weights
-        ranges = [(weight.data_ptr(), min(weight.nbytes, PREFETCH_BYTES // len(weights))) for weight in weights]
-        spec.prefetch = torch.tensor(ranges, device="cuda")
-
-
 def run(x: torch.Tensor, spec: FusedLinearSpec, residual: torch.Tensor | None, config: LinearConfig) -> torch.Tensor:
     """Compute the layer as `config` says."""
     if config.kernel == "library":
@@ -99,7 +90,6 @@ def compile_cases(cases: list[tuple[int, int, int, LayerKind, LinearConfig]]) ->
         for R, N, M, kind, config in cases:
             x, residual, norm = inputs(R, N, M, kind)
             spec = spec_of(N, M, kind, norm)
-            prefetch_next([spec])
             try:
                 run(x, spec, residual, config)
             except Exception as error:  # the measurement reports it again
@@ -137,7 +127,6 @@ def measure_shape(N: int, M: int, kind: LayerKind) -> dict[int, tuple[float, Lin
     _, _, norm = inputs(1, N, M, kind)
     n_bytes = N * M * 2 * (2 if kind == "gated" else 1)
     specs = [spec_of(N, M, kind, norm) for _ in range(max(2, min(64, WEIGHT_BYTES // n_bytes)))]
-    prefetch_next(specs)
     best: dict[int, tuple[float, LinearConfig]] = {}
     for R in ROWS:
         timed = []

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from clearhead._core.shapes import Float, Int
+from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sinks import SinkSoftmax
 
@@ -62,7 +62,6 @@ def decode_attention(
     sinks: Float[Tensor, " H"] | None = None,
     rotary: RotaryCosSin | None = None,
     writes: bool = True,
-    prefetch: Int[Tensor, "ranges 2"] | None = None,
 ) -> Heads:
     """Attend from the new token of each row to the used part of its slot.
 
@@ -76,7 +75,6 @@ def decode_attention(
         sinks: Attention sinks, logits in the denominator of the softmax; the kernel does not implement them.
         rotary: Rotation of the new queries and keys.
         writes: Whether the new keys and values are written to the cache first.
-        prefetch: Addresses and sizes of memory that later layers read; the kernel prefetches it into the L2 cache.
 
     Returns:
         The outputs; zeros for rows without keys.
@@ -84,7 +82,7 @@ def decode_attention(
     if runs_triton(heads) and heads.dtype != torch.float64 and heads.shape[-1] <= 256 and sinks is None:
         from clearhead.attention.decode_triton import launch
 
-        return launch(heads, k, v, slots, scale, softcap, rotary, writes=writes, prefetch=prefetch)
+        return launch(heads, k, v, slots, scale, softcap, rotary, writes=writes)
     return decode_attention_reference(
         heads, k, v, slots, scale=scale, softcap=softcap, sinks=sinks, rotary=rotary, writes=writes
     )

@@ -22,7 +22,7 @@ from torch import Tensor
 from clearhead.attention.decode import DecodeSlots, RotaryCosSin
 from clearhead.attention.decode_config import DecodeConfig, decode_config
 from clearhead.ops.fused_linear_config import device_name
-from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch_ranges, zeroed_counters
+from clearhead.ops.pdl import pdl_options, pdl_wait, zeroed_counters
 
 __all__ = ["launch"]
 
@@ -68,19 +68,17 @@ def _apply_softcap(scores, softcap, HAS_CAP: tl.constexpr):
     return scores
 
 
-@triton.jit(do_not_specialize=["n_ranges", "min_blocks"])
+@triton.jit(do_not_specialize=["min_blocks"])
 def decode_kernel(
-    heads, k, v, out, slots, lengths, bias, parents, cos, sin, ranges, n_ranges, partials, sums, finished,
+    heads, k, v, out, slots, lengths, bias, parents, cos, sin, partials, sums, finished,
     S, min_blocks, scale, softcap, ks, kh, kj, vs, vh, vj, br, bh, tr,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr,
     WRITES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK: tl.constexpr, N_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
-    IS_TABLE: tl.constexpr, THREADS: tl.constexpr, USE_PDL: tl.constexpr,
+    IS_TABLE: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend from the H/K query heads of a key/value head, padded to G, to one split of a row."""
     pair, split = tl.program_id(0), tl.program_id(1)
-    program = split * tl.num_programs(0) + pair
-    prefetch_ranges(ranges, n_ranges, program, tl.num_programs(0) * N_SPLITS, THREADS, USE_PDL)
     row, kv_head = (pair // K).to(tl.int64), pair % K
     N_HEADS: tl.constexpr = H // K
     d = tl.arange(0, DP)
@@ -201,7 +199,6 @@ def launch(
     rotary: RotaryCosSin | None,
     *,
     writes: bool,
-    prefetch: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
     """Run `decode_attention` as one kernel launch; `config` replaces the tuned sizes."""
@@ -225,8 +222,6 @@ def launch(
         out if parents is None else parents,
         out if rotary is None else rotary.cos,
         out if rotary is None else rotary.sin,
-        out if prefetch is None else prefetch,
-        0 if prefetch is None else len(prefetch),
         partials, sums, finished,
         S, config.min_blocks, scale, 1.0 if softcap is None else softcap,
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
@@ -236,7 +231,7 @@ def launch(
         H=H, K=K, D=D, DP=DP, G=G, HALF=0 if rotary is None else rotary.cos.shape[1],
         WRITES=writes, HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None, HAS_CAP=softcap is not None,
         BLOCK=block, N_SPLITS=n_splits, CHUNK=min(n_splits, 16 if G == 1 else 8),
-        IS_TABLE=rotary is not None and rotary.is_table, THREADS=32 * config.warps, num_warps=config.warps,
+        IS_TABLE=rotary is not None and rotary.is_table, num_warps=config.warps,
         **pdl_options(heads),
     )  # fmt: skip
     return out

@@ -25,7 +25,7 @@ MAX_DECODE_ROWS = 128
 """Largest number of rows for the Triton kernels; with more, reading the weight is not the limit and torch is faster."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class FusedLinearSpec:
     """A linear layer with its norm and activation. If gated, the result is activation(x gateᵀ) · (x Wᵀ)."""
 
@@ -35,12 +35,6 @@ class FusedLinearSpec:
     activation: Activation | None = None
     gate: Tensor | None = None  # (N, M)
     gate_bias: Tensor | None = None
-    prefetch: Tensor | None = None  # (n, 2) int64: addresses and sizes of weights that later kernels read
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """The weights that the kernel reads."""
-        return [self.weight] if self.gate is None else [self.gate, self.weight]
 
 
 def fused_linear_decode(

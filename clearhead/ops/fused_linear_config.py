@@ -19,6 +19,7 @@ import torch
 
 LayerKind: TypeAlias = Literal["plain", "normed", "gated"]
 _TABLES = Path(__file__).with_name("fused_linear_tables.json")
+_MAX_RESIDENT = 1024  # input features of the resident kernel
 _MIN_TILES = 264  # programs that occupy an H200: two per multiprocessor
 
 
@@ -51,7 +52,11 @@ class _Entry(NamedTuple):
 @functools.cache
 def linear_config(device_name: str, R: int, N: int, M: int, kind: LayerKind) -> LinearConfig:
     """Return how to compute a layer of this shape on a device."""
-    entries = [entry for entry in _entries(device_name) if entry.kind == kind and entry.R >= R]
+    entries = [
+        entry
+        for entry in _entries(device_name)
+        if entry.kind == kind and entry.R >= R and (entry.config.kernel != "resident" or M <= _MAX_RESIDENT)
+    ]
     if not entries:
         return LinearConfig("library") if _entries(device_name) else _estimate(R, N, M, kind)
     rows = min(entry.R for entry in entries)

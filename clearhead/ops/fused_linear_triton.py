@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from clearhead.ops.fused_linear import FusedLinearSpec, activation_code, apply_norm
 from clearhead.ops.fused_linear_config import LinearConfig
-from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch, prefetch_ranges, zeroed_counters
+from clearhead.ops.pdl import pdl_options, pdl_wait, prefetch, zeroed_counters
 
 __all__ = ["launch", "launch_norm"]
 
 _SMALL_M_ELEMENTS = 8192  # weight elements that one program loads at once
 _MIN_PROGRAMS = 640  # programs of the small-M kernel that occupy an H200; measured
 _MAX_CONCURRENT_PROGRAMS = 512  # programs that are resident at once and can prefetch their weights before the wait
+_RESIDENT_BYTES = 96 << 10  # of x and of the weights in the registers of a program
 _NORM_ELEMENTS = 16_384  # elements of x that one program loads at once to compute a norm
 
 
@@ -73,12 +74,12 @@ def _norm_row(x, scale, shift, k, valid_k, M, eps, NORM: tl.constexpr, HAS_SHIFT
     return x
 
 
-@triton.jit(do_not_specialize=["n_ranges"])
+@triton.jit
 def small_m_kernel(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, ranges, n_ranges, N, M, eps,
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, N, M, eps,
     R: tl.constexpr, RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, THREADS: tl.constexpr, USE_PDL: tl.constexpr,
+    ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute BN columns of the result for up to 8 rows, by element."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -93,7 +94,6 @@ def small_m_kernel(
     g = w
     if GATED:
         g = tl.load(gate + at, mask=tile, other=0.0)
-    prefetch_ranges(ranges, n_ranges, tl.program_id(0), tl.num_programs(0), THREADS, USE_PDL)
     pdl_wait(USE_PDL)
     for start in range(0, M, BK):  # one iteration if there is a norm, which needs a full row
         k = start + tl.arange(0, BK)
@@ -121,12 +121,12 @@ def small_m_kernel(
     tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
-@triton.jit(do_not_specialize=["n_ranges", "R", "PARTS"])
+@triton.jit(do_not_specialize=["R", "PARTS"])
 def tiled_kernel(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, ranges, n_ranges, parts, counters,
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, parts, counters,
     N, M, R, SPAN, PARTS, eps,
     RP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    LINE: tl.constexpr, LINES: tl.constexpr, NORM_BK: tl.constexpr, THREADS: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr, NORM_BK: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -143,8 +143,6 @@ def tiled_kernel(
     if LINES > 0:
         line = tl.minimum(first + tl.arange(0, LINES) * LINE, M - 1)
         prefetch(weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * M + line[None, :], USE_PDL)
-    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    prefetch_ranges(ranges, n_ranges, program, tl.num_programs(0) * tl.num_programs(1), THREADS, USE_PDL)
     pdl_wait(USE_PDL)
     mean = tl.zeros((RP,), tl.float32)
     rstd = tl.zeros((RP,), tl.float32)
@@ -226,10 +224,10 @@ def tiled_kernel(
         tl.store(out + offset, acc.to(out.dtype.element_ty), mask=valid_out)
 
 
-@triton.jit(do_not_specialize=["n_ranges", "R"])
+@triton.jit(do_not_specialize=["R"])
 def resident_kernel(
-    x, weight, gate, bias, gate_bias, scale, shift, residual, out, ranges, n_ranges, N, M, R, eps,
-    RP: tl.constexpr, BN: tl.constexpr, SLICES: tl.constexpr, BK: tl.constexpr, THREADS: tl.constexpr,
+    x, weight, gate, bias, gate_bias, scale, shift, residual, out, N, M, R, eps,
+    RP: tl.constexpr, BN: tl.constexpr, SLICES: tl.constexpr, BK: tl.constexpr,
     NORM: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
     ACT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -254,7 +252,6 @@ def resident_kernel(
         factor = tl.load(scale + k, mask=valid_k, other=0.0).to(tl.float32)
     if HAS_SHIFT:
         offset = tl.load(shift + k, mask=valid_k, other=0.0).to(tl.float32)
-    prefetch_ranges(ranges, n_ranges, tl.program_id(0), tl.num_programs(0), THREADS, USE_PDL)
     pdl_wait(USE_PDL)
     loaded = (r < R)[None, :, None] & valid_k[:, None, :]
     features = tl.load(x + r[None, :, None] * M + k[:, None, :], mask=loaded, other=0.0)  # (SLICES, RP, BK)
@@ -320,7 +317,6 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
     out = torch.empty(R, N, dtype=x.dtype, device=x.device)
     shift = _shift(norm)
     norm_code = _norm_code(norm)
-    ranges = spec.prefetch
     pointers = (
         x, spec.weight,
         out if spec.gate is None else spec.gate,
@@ -330,8 +326,6 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
         out if shift is None else shift,
         out if residual is None else residual,
         out,
-        out if ranges is None else ranges,
-        0 if ranges is None else len(ranges),
     )  # fmt: skip
     eps = 0.0 if norm is None else _eps(norm, x.dtype)
     constants = {
@@ -341,16 +335,17 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
     }  # fmt: skip
     if config.kernel == "rows":
         BN, BK, warps = _small_m_config(N, M, norm is not None)
-        constants |= {"R": R, "RP": triton.next_power_of_2(R), "THREADS": 32 * warps}
+        constants |= {"R": R, "RP": triton.next_power_of_2(R)}
         small_m_kernel[(triton.cdiv(N, BN),)](
             *pointers, N, M, eps, BN=BN, BK=BK, num_warps=warps, num_stages=2, **constants
         )
         return out
     RP = max(16, triton.next_power_of_2(R))
-    if config.kernel == "resident":
-        BK = max(16, triton.next_power_of_2(triton.cdiv(M, config.warps)))
+    BK = max(16, triton.next_power_of_2(triton.cdiv(M, config.warps)))
+    resident = (RP + config.BN * (1 if spec.gate is None else 2)) * config.warps * BK * x.element_size()
+    if config.kernel == "resident" and resident <= _RESIDENT_BYTES:
         resident_kernel[(triton.cdiv(N, config.BN),)](
-            *pointers, N, M, R, eps, RP=RP, BN=config.BN, SLICES=config.warps, BK=BK, THREADS=32 * config.warps,
+            *pointers, N, M, R, eps, RP=RP, BN=config.BN, SLICES=config.warps, BK=BK,
             **constants, num_warps=config.warps,
         )  # fmt: skip
         return out
@@ -364,14 +359,14 @@ def launch(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, config: Li
         parts = torch.empty(n_sums * N * RP + n * tile.parts * RP, dtype=torch.float32, device=x.device)
         counters = zeroed_counters(n, x.device)
     span = triton.cdiv(triton.cdiv(M, tile.parts), tile.BK) * tile.BK
-    lines = 0  # cache lines of each weight row to prefetch, unless earlier kernels did
-    if ranges is None and n * tile.parts <= _MAX_CONCURRENT_PROGRAMS:
+    lines = 0  # cache lines of each weight row to prefetch
+    if n * tile.parts <= _MAX_CONCURRENT_PROGRAMS:
         lines = min(32, max(8, triton.next_power_of_2(triton.cdiv(span, line))))
     tiled_kernel[(n, tile.parts)](
         *pointers, parts, counters, N, M, R, span, tile.parts, eps,
         RP=RP, BN=tile.BN, BK=tile.BK, EVEN=N % tile.BN == 0 and M % span == 0, SPLIT=tile.parts > 1,
         LINE=line, LINES=lines, NORM_BK=min(triton.next_power_of_2(M), _NORM_ELEMENTS // RP),
-        THREADS=32 * tile.warps, num_warps=tile.warps, num_stages=tile.stages, **constants,
+        num_warps=tile.warps, num_stages=tile.stages, **constants,
     )  # fmt: skip
     return out
 

@@ -35,27 +35,6 @@ def prefetch(pointers, USE_PDL: tl.constexpr):  # noqa: ANN001, ANN201
         tl.inline_asm_elementwise(code, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit
-def prefetch_ranges(ranges, n, program, n_programs, THREADS: tl.constexpr, USE_PDL: tl.constexpr):  # noqa: ANN001, ANN201
-    """Prefetch this program's share of n ranges of memory into the L2 cache.
-
-    `ranges` has an address and a size per range; a pointer of another type stands for none."""
-    if USE_PDL and ranges.dtype.element_ty == tl.int64:
-        for i in range(n):
-            address = tl.load(ranges + 2 * i)
-            n_bytes = tl.load(ranges + 2 * i + 1)
-            chunk = tl.maximum(tl.cdiv(tl.cdiv(n_bytes, n_programs * THREADS), 128) * 128, 4096)
-            first = (tl.arange(0, THREADS) * n_programs + program).to(tl.int64) * chunk
-            size = tl.minimum(n_bytes - first, chunk).to(tl.int32)
-            code: tl.constexpr = """{
-                .reg .pred p;
-                setp.gt.s32 p, $2, 0;
-                @p cp.async.bulk.prefetch.L2.global [$1], $2;
-                mov.b32 $0, 0;
-            }"""
-            tl.inline_asm_elementwise(code, "=r,l,r", [address + first, size], dtype=tl.int32, is_pure=False, pack=1)
-
-
 def zeroed_counters(n: int, device: torch.device) -> torch.Tensor:
     """Return at least n zeros for kernels that count in them and reset them.
 

@@ -39,3 +39,19 @@ def test_tiled_kernel_fits_into_shared_memory(monkeypatch, rows, N, M, dtype, ga
     fused_linear_triton.launch(torch.empty(rows, M, dtype=dtype), spec, None, config)
     (resources,) = compiled
     assert resources.shared <= H100_SHARED_MEMORY
+
+
+@pytest.mark.parametrize(("M", "gated"), [(768, False), (896, True)])
+def test_resident_kernel_fits_into_registers(monkeypatch, M, gated):
+    compiled = []
+    monkeypatch.setattr(fused_linear_triton, "pdl_options", lambda x: {"USE_PDL": True})
+    kernel = CompilingKernel(fused_linear_triton.resident_kernel, compiled)
+    monkeypatch.setattr(fused_linear_triton, "resident_kernel", kernel)
+    weight = torch.empty(2304, M, dtype=torch.bfloat16)
+    gate = {"activation": SwiGLU(), "gate": weight} if gated else {}
+    spec = FusedLinearSpec(weight, norm=nn.LayerNorm(M, dtype=torch.bfloat16), **gate)
+    config = LinearConfig("resident", BN=16, warps=8)
+    fused_linear_triton.launch(torch.empty(8, M, dtype=torch.bfloat16), spec, None, config)
+    (resources,) = compiled
+    assert resources.shared <= H100_SHARED_MEMORY
+    assert resources.spilled == 0

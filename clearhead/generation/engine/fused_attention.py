@@ -44,7 +44,6 @@ class FusedAttention:
         self.norms = torch_norm(attention.q_norm), torch_norm(attention.k_norm)
         self.normalizes_all_heads = attention.qk_norm_all_heads
         self.rotary = attention.rotary
-        self.prefetch: Tensor | None = None  # ranges of weights that the attention kernel prefetches
         self._set_scores(attention.scores, sinks=detach(attention.sinks))
 
     def _set_scores(self, scores: Scores, *, sinks: Tensor | None) -> None:
@@ -109,7 +108,6 @@ class FusedLatentAttention(FusedAttention):
         self.key_up, self.value_up = up.split((d_plain, sizes.d_value), dim=1)  # (H, width of a part, R)
         rotary = attention.rotary
         self.rotary = None
-        self.prefetch = None
         if isinstance(rotary, Rotary):
             rotated = rotary.rotary_dim(sizes.d_rope) / self.d_head
             self.rotary = dataclasses.replace(rotary, partial_rotary_factor=rotated)

@@ -13,7 +13,7 @@ computes attention.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import NoneType
 from typing import NamedTuple
 
@@ -32,7 +32,6 @@ from clearhead.generation.engine.fused_attention import (
     joined_linear,
     torch_norm,
 )
-from clearhead.generation.engine.weight_prefetch import prefetch_tables
 from clearhead.masks import Mask
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder
@@ -171,16 +170,6 @@ class _FusedLayer:
         self.down = joined_linear(ff.down)
         self.is_parallel = isinstance(block.residual, Parallel)  # every branch uses the block's input
 
-    def kernels(self) -> Iterator[FusedLinearSpec | FusedAttention]:
-        """Yield what each kernel of a decode step computes, in order."""
-        for attention in self.attentions:
-            if attention is not None:
-                yield attention.q
-                yield attention
-                yield attention.out
-        yield self.up
-        yield self.down
-
     def __call__(self, i: int, x: Tensor, attends: Attends, linear: LinearFn) -> Tensor:
         block_input = x
         for attention, attend, norm in zip(self.attentions, attends, self.norms, strict=False):
@@ -275,22 +264,8 @@ class DecoderProgram:
         self.relative_positions: list[nn.Module | None] = list(decoder.layer_positions or [shared] * len(blocks))
         # Mixtures of experts read the number of tokens per expert on the host.
         self.is_capturable = config.experts is None
-        if self.device.type == "cuda":
-            self._plan_prefetch()
         # Size of a token in the KV cache.
         self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
-
-    def _plan_prefetch(self) -> None:
-        """Let each kernel of a step prefetch weights that later kernels read, if all layers are fused."""
-        kernels: list[FusedLinearSpec | FusedAttention] = []
-        for layer in self.layers:
-            if isinstance(layer, _ModularLayer) or any(type(x) is FusedLatentAttention for x in layer.attentions):
-                return
-            kernels += layer.kernels()
-        kernels.append(self.logits)
-        reads = [kernel.weights if isinstance(kernel, FusedLinearSpec) else [] for kernel in kernels]
-        for kernel, table in zip(kernels, prefetch_tables(reads), strict=True):
-            kernel.prefetch = table
 
     def run_layers(self, x: Tensor, attends: Attends, linear: LinearFn) -> Tensor:
         """Apply all layers to x (N, M)."""

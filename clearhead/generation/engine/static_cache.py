@@ -209,9 +209,7 @@ class StaticKVCache:
         used = self._used[pattern]
         rotary = None if layer.rotary is None else self._rotary_now[layer.rotary]
         if self.is_static:
-            return decode_attention(
-                qkv, keys, values, used, rotary=rotary, prefetch=layer.prefetch, **layer.score_options
-            )
+            return decode_attention(qkv, keys, values, used, rotary=rotary, **layer.score_options)
         R = len(qkv)
         K = keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
@@ -256,7 +254,7 @@ class StaticKVCache:
             first = self.slots[:R]
             slots = first - first % self.rows_per_memory if self.rows_per_memory > 1 else first
             used = DecodeSlots(slots, self.memory_lengths[:R])
-            return decode_attention(q, k, v, used, writes=False, prefetch=layer.prefetch, **layer.score_options)
+            return decode_attention(q, k, v, used, writes=False, **layer.score_options)
         n_prompts, (longest, bias) = R // self.rows_per_memory, self._memory_padding
         k, v = k[:n_prompts, :, :longest], v[:n_prompts, :, :longest]
         if layer.needs_naive:
