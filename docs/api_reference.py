@@ -191,10 +191,10 @@ class _Raw:
 
 
 def _default_text(value: Any) -> str:
-    """Return a default as text: functions by their names, and objects without a text as an ellipsis."""
-    if inspect.isfunction(value):
+    """Return a default as Python: functions by their names, lambdas and objects without a text as an ellipsis."""
+    if inspect.isfunction(value) and value.__name__.isidentifier():
         return value.__name__
-    return re.sub(r"<[\w. ]+ at 0x[0-9a-f]+>", "…", repr(value))
+    return re.sub(r"<[\w.<> ]+ at 0x[0-9a-f]+>", "...", repr(value))
 
 
 def signature(name: str, value: Any) -> str:

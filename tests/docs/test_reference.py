@@ -61,7 +61,7 @@ def test_package_index_lists_every_package_and_the_names_of_clearhead():
 def test_signatures_and_defaults_contain_no_addresses(package):
     for name, value in exported(package).items():
         entry = "\n".join(api_reference._entry(package, name, value))
-        assert not re.search(r" at 0x[0-9a-f]+", entry), name
+        assert not re.search(r" at 0x[0-9a-f]+|<lambda>|= …", entry), name
 
 
 def test_prose_renders_examples_as_one_block_of_code():
