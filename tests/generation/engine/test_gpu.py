@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 
 from clearhead.generation import BeamSearch, Greedy, Sample, generate
 from clearhead.models.presets import gpt2
+from clearhead.nn import GELU, SwiGLU
+from clearhead.ops.fused_linear import FusedLinearSpec, fused_linear_decode, fused_linear_reference
 from tests.generation import interpreted
 from tests.generation.cases import CASES, STRATEGIES, arguments, assert_equal
 from tests.generation.small import STOP
@@ -34,6 +39,45 @@ def test_decode_kernels_equal_references_on_gpu():
             interpreted.sampling()
     finally:
         torch.set_default_device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 23, 100, 128])
+@pytest.mark.parametrize(
+    ("N", "M", "kind"), [(2304, 768, "layer"), (768, 768, "plain"), (1152, 896, "rms"), (4864, 896, "gated")]
+)
+def test_linear_kernels_err_at_most_twice_as_much_as_torch(N, M, kind, rows, dtype):
+    """The table of the device chooses the kernel."""
+    generator = torch.Generator("cuda").manual_seed(rows)
+
+    def draw(*shape, scale=1.0):
+        return (torch.randn(*shape, generator=generator, device="cuda") * scale).to(dtype)
+
+    weights = [draw(N, M, scale=M**-0.5) for _ in range(2)]
+    norm = {"layer": torch.nn.LayerNorm, "rms": torch.nn.RMSNorm, "gated": torch.nn.RMSNorm}.get(kind)
+    norm = None if norm is None else norm(M, eps=1e-5, device="cuda", dtype=dtype)
+    gated = kind == "gated"
+    activation = SwiGLU() if gated else GELU() if kind == "layer" else None
+    spec = FusedLinearSpec(weights[0], draw(N), norm, activation, *((weights[1], draw(N)) if gated else ()))
+    x = draw(rows, M)
+    residual = draw(rows, N) if kind == "plain" else None
+    with torch.no_grad():
+        actual = fused_linear_decode(x, spec, residual).double()
+        torch_result = fused_linear_reference(x, spec, residual).double()
+        wide = None if norm is None else copy.deepcopy(norm).double()
+        exact_spec = dataclasses.replace(
+            spec,
+            norm=wide,
+            **{name: None if value is None else value.double() for name, value in tensors_of(spec).items()},
+        )
+        exact = fused_linear_reference(x.double(), exact_spec, None if residual is None else residual.double())
+    rounding = torch.finfo(dtype).eps * exact.abs().max()
+    assert (actual - exact).abs().max() <= 2 * (torch_result - exact).abs().max() + rounding
+
+
+def tensors_of(spec):
+    """Return the tensors of a layer by name."""
+    return {name: getattr(spec, name) for name in ("weight", "bias", "gate", "gate_bias")}
 
 
 @pytest.mark.parametrize(
