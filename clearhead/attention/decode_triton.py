@@ -27,6 +27,7 @@ from clearhead.ops.pdl import pdl_options, pdl_wait, zeroed_counters
 __all__ = ["launch"]
 
 _MAX_SPLITS = 64
+_COMBINED_ELEMENTS = 1024  # elements of partial results that a warp of the last program of a row loads at once
 
 
 @triton.jit
@@ -72,8 +73,8 @@ def _apply_softcap(scores, softcap, HAS_CAP: tl.constexpr):
 def decode_kernel(
     heads, k, v, out, slots, lengths, bias, parents, cos, sin, partials, sums, finished,
     S, min_blocks, scale, softcap, ks, kh, kj, vs, vh, vj, br, bh, tr,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr,
-    WRITES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_CAP: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, G: tl.constexpr, GH: tl.constexpr,
+    HALF: tl.constexpr, WRITES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK: tl.constexpr, N_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     IS_TABLE: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
@@ -169,23 +170,28 @@ def decode_kernel(
         tl.store(sums + ((base + split) * 2 + 1) * G + g, total)
         tl.debug_barrier()
         if tl.atomic_add(finished + pair, 1, sem="acq_rel") == n_splits - 1:
+            # Only the heads that exist are loaded, not the padding to G.
+            h = tl.arange(0, GH)
+            is_head = h < N_HEADS
             s = base + tl.arange(0, N_SPLITS)
-            has_keys = (tl.arange(0, N_SPLITS) < n_splits)[:, None]
-            ms = tl.load(sums + s[:, None] * 2 * G + g[None, :], mask=has_keys, other=-1e30, cache_modifier=".cg")
+            has_keys = (tl.arange(0, N_SPLITS) < n_splits)[:, None] & is_head[None, :]
+            ms = tl.load(sums + s[:, None] * 2 * G + h[None, :], mask=has_keys, other=-1e30, cache_modifier=".cg")
             top = tl.max(ms, axis=0)
-            acc = tl.zeros((G, DP), tl.float32)
-            total = tl.zeros((G,), tl.float32)
+            combined = tl.zeros((GH, DP), tl.float32)
+            weight_sum = tl.zeros((GH,), tl.float32)
             for start in range(0, n_splits, CHUNK):
                 c = start + tl.arange(0, CHUNK)
-                used = (c < n_splits)[:, None]
-                pairs = sums + (base + c)[:, None] * 2 * G + g[None, :]
+                used = (c < n_splits)[:, None] & is_head[None, :]
+                pairs = sums + (base + c)[:, None] * 2 * G + h[None, :]
                 factor = tl.exp(tl.load(pairs, mask=used, other=-float("inf"), cache_modifier=".cg") - top[None, :])
-                total += tl.sum(tl.load(pairs + G, mask=used, other=0.0, cache_modifier=".cg") * factor, axis=0)
-                part = ((base + c)[:, None, None] * G + g[None, :, None]) * DP + d[None, None, :]
-                stored = used[:, :, None] & valid[None, :, :]
-                accs = tl.load(partials + part, mask=stored, other=0.0, cache_modifier=".cg")
-                acc += tl.sum(accs * factor[:, :, None], axis=0)
-            tl.store(results, (acc / tl.maximum(total, 1e-38)[:, None]).to(out.dtype.element_ty), mask=valid)
+                weight_sum += tl.sum(tl.load(pairs + G, mask=used, other=0.0, cache_modifier=".cg") * factor, axis=0)
+                part = ((base + c)[:, None, None] * G + h[None, :, None]) * DP + d[None, None, :]
+                stored = used[:, :, None] & in_width[None, None, :]
+                parts = tl.load(partials + part, mask=stored, other=0.0, cache_modifier=".cg")
+                combined += tl.sum(parts * factor[:, :, None], axis=0)
+            combined = combined / tl.maximum(weight_sum, 1e-38)[:, None]
+            outputs = out + (row * H + (kv_head * N_HEADS + h)[:, None]) * D + d[None, :]
+            tl.store(outputs, combined.to(out.dtype.element_ty), mask=is_head[:, None] & in_width[None, :])
             tl.store(finished + pair, 0)
 
 
@@ -209,6 +215,7 @@ def launch(
     config = decode_config(device_name(heads.device), R * K, G, D, S) if config is None else config
     block, n_splits = _launch_shape(S, R * K, config)
     out = torch.empty(R, H, D, dtype=heads.dtype, device=heads.device)
+    GH = triton.next_power_of_2(H // K)
     DP = max(16, triton.next_power_of_2(D))
     partials = sums = finished = out
     if n_splits > 1:
@@ -228,9 +235,9 @@ def launch(
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[1] == 1 else bias.stride(1),
         0 if rotary is None or rotary.cos.shape[0] == 1 else 1,
-        H=H, K=K, D=D, DP=DP, G=G, HALF=0 if rotary is None else rotary.cos.shape[1],
+        H=H, K=K, D=D, DP=DP, G=G, GH=GH, HALF=0 if rotary is None else rotary.cos.shape[1],
         WRITES=writes, HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None, HAS_CAP=softcap is not None,
-        BLOCK=block, N_SPLITS=n_splits, CHUNK=min(n_splits, 16 if G == 1 else 8),
+        BLOCK=block, N_SPLITS=n_splits, CHUNK=min(n_splits, max(1, _COMBINED_ELEMENTS * config.warps // (GH * DP))),
         IS_TABLE=rotary is not None and rotary.is_table, num_warps=config.warps,
         **pdl_options(heads),
     )  # fmt: skip
