@@ -16,10 +16,17 @@ from typing import Any, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def run_ahead(tasks: Mapping[K, Callable[[], object]], *, workers: int, seconds: float) -> set[K]:
+def run_ahead(
+    tasks: Mapping[K, Callable[[], object]],
+    *,
+    workers: int,
+    seconds: float,
+    on_done: Callable[[K, BaseException | None], None] = lambda key, error: None,
+) -> set[K]:
     """Run picklable tasks in worker processes, for at most `seconds`, and return the keys of those that succeeded.
 
-    A task that fails is skipped, because the same call fails again when it is measured, and is noted there.
+    `on_done` is called with the key and the error of each task that ends. A task that fails is skipped, because the
+    same call fails again when it is measured, and is noted there.
     """
     done: set[K] = set()
     if seconds <= 0 or not workers or not tasks:
@@ -28,8 +35,10 @@ def run_ahead(tasks: Mapping[K, Callable[[], object]], *, workers: int, seconds:
     keys = {pool.submit(_run, task): key for key, task in tasks.items()}
     try:
         for future in as_completed(keys, timeout=seconds):
-            if future.exception() is None:
+            error = future.exception()
+            if error is None:
                 done.add(keys[future])
+            on_done(keys[future], error)
     except TimeoutError:
         pass  # the remaining kernels are compiled when they are measured
     processes = list(pool._processes.values())
@@ -51,12 +60,19 @@ class Background:
     """
 
     def __init__(self, tasks: Mapping[Any, Callable[[], object]], *, workers: int, seconds: float) -> None:
-        self.done: set[Any] = set()  # keys of tasks that succeeded, once all have ended
+        self.done: set[Any] = set()  # keys of tasks that succeeded so far
+        self.errors: dict[Any, BaseException] = {}  # of tasks that failed so far
         self._thread = threading.Thread(target=self._run, args=(tasks, workers, seconds), daemon=True)
         self._thread.start()
 
     def _run(self, tasks: Mapping[Any, Callable[[], object]], workers: int, seconds: float) -> None:
-        self.done = run_ahead(tasks, workers=workers, seconds=seconds)
+        run_ahead(tasks, workers=workers, seconds=seconds, on_done=self._add)
+
+    def _add(self, key: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.done.add(key)
+        else:
+            self.errors[key] = error
 
     def wait(self, seconds: float) -> None:
         """Wait until all tasks have ended, for at most `seconds`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from benchmarks.ahead import Background, run_ahead
-from benchmarks.timed import Job, Timing, run_jobs
+from benchmarks.timed import Job, Timing, describe_error, run_jobs
 from clearhead.errors import ConfigError
 
 AHEAD_SHARE = 0.2  # of the time limit, for kernels that are compiled before anything is timed
@@ -96,5 +96,15 @@ def _compile(missing: dict[str, list[Job]], peer_sections: Collection[str], time
 
 def _if_compiled(job: Job, background: Background) -> Job:
     """Return the job, without its peer if that was not compiled in time."""
-    is_compiled = all((task.func, task.args) in background.done for task in job.ahead)
-    return job if is_compiled or job.without_peer is None else replace(job, measure=job.without_peer)
+    keys = [(task.func, task.args) for task in job.ahead]
+    if job.without_peer is None or background.done.issuperset(keys):
+        return job
+    errors = [describe_error(background.errors[key]) for key in keys if key in background.errors]
+    return replace(job, measure=partial(_measure_without_peer, job.without_peer, errors))
+
+
+def _measure_without_peer(measure: Callable[[Timing], None], errors: Sequence[str], row: Timing) -> None:
+    """Measure a row without its peer, and note the errors of its compilation, if any."""
+    measure(row)
+    if errors:
+        row.notes["compilation"] = "; ".join(errors)

@@ -170,7 +170,7 @@ def _flex_step(
 ) -> Callable[[], object]:
     """Return forward and backward with FlexAttention and a prepared block mask."""
     score_mod = MODIFICATIONS[name].score_mod(parameters, length)
-    attention = flex.attention_under(flex.create_mask(flex.causal, length, options.device), score_mod)
+    attention = flex.attention_under(flex.prepare_mask(flex.causal, length, options.device), score_mod)
     leaves = (*qkv, parameters) if parameters.requires_grad else qkv
     return lambda: torch.autograd.grad(attention(*qkv), leaves, grad)
 

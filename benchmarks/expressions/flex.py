@@ -14,6 +14,7 @@ Modification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """A `score_mod`: score, batch, head, query, key."""
 Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A `mask_mod`: batch, head, query, key."""
+MAX_EAGER_LENGTH = 32768
 
 
 @lru_cache
@@ -28,6 +29,14 @@ def compiled() -> tuple[Any, Any]:
 def create_mask(predicate: Predicate, length: int, device: str) -> Any:
     """Return the block mask of a predicate."""
     return compiled()[0](predicate, None, None, length, length, device=device)
+
+
+def prepare_mask(predicate: Predicate, length: int, device: str) -> Any:
+    """Return the block mask of a predicate, without compilation unless its tensors of all pairs are too large."""
+    if length > MAX_EAGER_LENGTH:
+        return create_mask(predicate, length, device)
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    return flex.create_block_mask(predicate, None, None, length, length, device=device)
 
 
 def attention_under(block_mask: Any, score_mod: Modification | None = None) -> Callable[..., Tensor]:
