@@ -126,12 +126,14 @@ def expressions(count: int) -> list[Case]:
     return cases
 
 
+DENSE_LENGTH = 4 * kernel.DENSE_MULTIPLE
+"""A length with a dense piece."""
 CASES = [
     *(Case(pattern.mask(1021), square(1021)) for pattern in CATALOGUE),
     *(Case(LANDMARKS, square(331, D), dtype) for D in (16, 32, 64, 128, 256) for dtype in (HALF, BRAIN, SINGLE)),
     # Enough columns that every query sees for a dense call in addition to the sparse one; and the causal triangle.
     *(
-        Case(mask, (1, 4, 2, 4099, 4099, D, D), dtype)
+        Case(mask, (1, 4, 2, DENSE_LENGTH, DENSE_LENGTH, D, D), dtype)
         for mask in (window(2, 2) | every(4), causal() | prefix(301))
         for D, dtype in ((64, BRAIN), (128, HALF))
     ),
@@ -367,7 +369,7 @@ def test_values_of_width_zero_give_zero_gradients():
 
 def test_dense_cases_have_a_dense_piece():
     """Otherwise the cases above would not test merging."""
-    plans = [plan_of(case) for case in CASES if case.shape[3] == 4099 and not case.deterministic]
+    plans = [plan_of(case) for case in CASES if case.shape[3] == DENSE_LENGTH]
     assert len(plans) == 4
     assert all(mask_plan.has_dense_causal or mask_plan.dense_columns is not None for mask_plan in plans)
 

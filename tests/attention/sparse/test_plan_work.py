@@ -24,6 +24,8 @@ NAMED = {"BigBird": 3, "random scatter": 16}
 def assert_little_work(name, T):
     """Check the work of the query index (with the common part of the plan), and of the key index after it."""
     mask = PATTERNS[name].mask(T)
+    with Effort():
+        _ = plan(mask, 256, blocking=BLOCKING).key_pieces  # imports modules at the first use
     clear_caches()
     with Effort() as before:
         mask_plan = plan(mask, T, blocking=BLOCKING)
