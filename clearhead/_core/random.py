@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _LOW = 0xFFFFFFFF
-_ROUNDS = 12
+ROUNDS = 12
 
 
 def mix(x: Tensor) -> Tensor:
@@ -36,14 +36,14 @@ def shuffle(p: Tensor, x: Tensor, keys: int, seed: int, back: bool) -> Tensor:
     keys = max(keys, 1)  # avoids a division by 0
     base = mix(mix(mix(torch.zeros_like(p) + keys) + seed) ^ (p & _LOW))
     # Three values per round, of which the rotation uses the first two: (3, 1 + rounds, *p.shape).
-    number = torch.arange(1, 3 * (1 + _ROUNDS) + 1, device=p.device)
-    draws = mix(base + 0x9E3779B9 * number.view(3, 1 + _ROUNDS, *[1] * p.ndim))
+    number = torch.arange(1, 3 * (1 + ROUNDS) + 1, device=p.device)
+    draws = mix(base + 0x9E3779B9 * number.view(3, 1 + ROUNDS, *[1] * p.ndim))
     # 62 bits make the remainder practically uniform for every possible number of keys.
     centers = ((draws[0] << 30) | (draws[1] >> 2)) % keys
     secrets = draws[2]
     if not back:
         x = (x + centers[0]) % keys
-    for step in range(_ROUNDS, 0, -1) if back else range(1, _ROUNDS + 1):
+    for step in range(ROUNDS, 0, -1) if back else range(1, ROUNDS + 1):
         partner = (centers[step] - x) % keys
         larger = torch.maximum(x, partner) ^ secrets[step]
         # The top bit of a 32-bit product depends on all bits below it.

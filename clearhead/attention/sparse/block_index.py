@@ -47,7 +47,9 @@ class BlockIndex:
         row_bounds: (…, 2) int32, M per row mask.
         row_bits: (…, M) int64, per row one word for 64 partial positions; bits beyond the list are 0.
         skipped_residue: (modulus, residue) of the columns omitted from partial ranges; modulus 0: none.
-        column_ids: (…,) int32; if present, column ranges index into it."""
+        column_ids: (…,) int32; if present, column ranges index into it.
+        block_table: (N, 7) int32 the work items of an index built on the device, without numbers of tiles.
+        max_pairs: Upper bound of the computed pairs, for predictions that do not read the lists; None: exact."""
 
     n_rows: int
     n_columns: int
@@ -63,6 +65,8 @@ class BlockIndex:
     row_bits: Tensor | None = None
     skipped_residue: tuple[int, int] = (0, 0)
     column_ids: Tensor | None = None
+    block_table: Tensor | None = None
+    max_pairs: int | None = None
     _memo: dict[object, Any] = field(default_factory=dict, compare=False)  # see `memoize`
 
     @classmethod
@@ -91,12 +95,16 @@ class BlockIndex:
 
     @cached_property
     def pairs(self) -> int:
-        """Number of computed pairs, over the batch of the mask."""
+        """Number of computed pairs, over the batch of the mask; an upper bound if the device computed the lists."""
+        if self.max_pairs is not None:
+            return self.max_pairs
         return int(self.n_total.sum(dtype=torch.int64)) * self.M
 
     @cached_property
     def partial_pairs(self) -> int:
         """Number of computed pairs that need a test."""
+        if self.max_pairs is not None:
+            return self.max_pairs
         return self.pairs - int(self.n_full.sum(dtype=torch.int64)) * self.M
 
     @cached_property

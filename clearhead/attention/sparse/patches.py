@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,10 +106,22 @@ def patch_shape(conditions: GridConditions, pairs: PairGrid, rows: int, M: int, 
     The sides are powers of two. Returns None if a dimension is too large to be tabulated."""
     if extent(conditions.grid, 0, rows) > _MAX_COORDINATES:
         return None
+    return best_patch(conditions.tables(pairs, rows, by_key), M)
+
+
+def best_patch(tables: list[Tensor], M: int) -> tuple[int, ...]:
+    """Return the sides of a patch of at most M rows whose rows together attend to the fewest columns.
+
+    `tables` contain for each dimension (rows, columns) whether a coordinate sees another one."""
     column_counts = []  # per dimension, for each exponent of the side, the number of columns of all slices
-    for table in conditions.tables(pairs, rows, by_key):
-        exponents = range(min(M.bit_length() - 1, (len(table) - 1).bit_length()) + 1)
-        column_counts.append([int(any_in_slices(table, 1 << exponent).sum()) for exponent in exponents])
+    for table in tables:
+        visible, counts = table.numpy(), []
+        for _ in range(min(M.bit_length() - 1, (len(table) - 1).bit_length()) + 1):
+            counts.append(int(np.count_nonzero(visible)))
+            even, odd = visible[::2].copy(), visible[1::2]  # two slices become one
+            even[: len(odd)] |= odd
+            visible = even
+        column_counts.append(counts)
     best = min(
         (
             shape

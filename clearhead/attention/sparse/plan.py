@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from clearhead._core.caches import CACHES
+from clearhead._core.tensor_state import runs_triton_on
 from clearhead.attention.sparse import report
 from clearhead.attention.sparse.block_index import BlockIndex, PairList, RandomPairs, index_pairs, list_pairs
 from clearhead.attention.sparse.build import build
 from clearhead.attention.sparse.cost_model import AttentionWork, Rates, rates_for
+from clearhead.attention.sparse.grid_index import index_of_grid
+from clearhead.attention.sparse.random_pairs import Samples, can_list_on_device, index_samples, sample
 from clearhead.attention.sparse.registry import PLANS
-from clearhead.attention.sparse.split import extract_disjuncts, make_row_blocks, split
+from clearhead.attention.sparse.split import MaskPiece, extract_disjuncts, make_row_blocks, split
 from clearhead.masks import Causal, Dilated, Drawing, Mask, Scattered, as_mask, leaves
 from clearhead.masks.regions import PairGrid
 
@@ -73,7 +76,7 @@ class Plan:
     dense_columns: Tensor | None
     has_dense_causal: bool
     sparse_mask: Mask | None
-    pairs_cache: dict[RandomPairs, PairList] = field(default_factory=dict)
+    pairs_cache: dict[RandomPairs, PairList | Samples] = field(default_factory=dict)
     comparisons: dict[object, bool] = field(default_factory=dict)
 
     @cached_property
@@ -118,21 +121,31 @@ class Plan:
             return ()
         n_rows = self.S if by_key else self.T
         M = self.blocking.key_rows if by_key else self.blocking.query_rows
+        T = self.T
+        if shares_pieces(self.sparse_mask, T, self.S, self.query_offset, self.device):
+            parts = _shared_split(self.sparse_mask, planned_length(T))
+            return tuple([self._shared_piece(part, M, by_key) for part in parts])
+        return tuple([self._build_piece(part, M, by_key) for part in split(self.sparse_mask, n_rows)])
+
+    def _shared_piece(self, part: MaskPiece | RandomPairs, M: int, by_key: bool) -> BlockIndex:
+        """Return a piece of a mask that depends on the length; plans of similar lengths share the other pieces."""
+        if isinstance(part, RandomPairs) or part.mask.depends_on_length:
+            return self._build_piece(part, M, by_key)
+        return _piece_of_similar_lengths(part, planned_length(self.T), M, by_key, self.blocking, self.device)
+
+    def _build_piece(self, part: MaskPiece | RandomPairs, M: int, by_key: bool) -> BlockIndex:
         grid = PairGrid(self.S, self.query_offset)
-        pieces: list[BlockIndex] = []
-        for part in split(self.sparse_mask, n_rows):
-            if isinstance(part, RandomPairs):
-                if part not in self.pairs_cache:
-                    self.pairs_cache[part] = list_pairs(part, self.T, grid, self.device)
-                shape = (self.S, self.T) if by_key else (self.T, self.S)
-                pieces.append(index_pairs(self.pairs_cache[part], shape, M, by_key))
-                continue
-            index = build(make_row_blocks(part, self.T, grid, M, by_key, self.device), self.device)
-            if self.blocking.long_rows is not None and _is_long(index, self.blocking.long_list_columns):
-                larger = make_row_blocks(part, self.T, grid, self.blocking.long_rows, by_key, self.device)
-                index = build(larger, self.device)
-            pieces.append(index.to(self.device))
-        return tuple(pieces)
+        if isinstance(part, MaskPiece):
+            return _index_of_piece(part, self.T, grid, M, by_key, self.blocking, self.device)
+        on_device = can_list_on_device(part, self.T, grid, M, self.device)
+        if part not in self.pairs_cache:
+            self.pairs_cache[part] = (
+                sample(part, self.T, self.device) if on_device else list_pairs(part, self.T, grid, self.device)
+            )
+        pairs = self.pairs_cache[part]
+        if isinstance(pairs, Samples):
+            return index_samples(pairs, M, transposed=by_key != part.swapped)
+        return index_pairs(pairs, (self.S, self.T) if by_key else (self.T, self.S), M, by_key)
 
     # -- counts and predicted time ------------------------------------------------------------------------------------
 
@@ -292,6 +305,41 @@ def _cached_plan(
 ) -> Plan:
     """Build a plan, cached until a tensor of the mask is modified in place and `versions` change."""
     return _build_plan(mask, T, S, query_offset, device, blocking)
+
+
+def shares_pieces(mask: Mask, T: int, S: int, query_offset: int, device: torch.device) -> bool:
+    """Return whether pieces of a mask that depends on the length can be those of a larger length.
+
+    The kernels ignore rows and columns beyond the length of the call."""
+    if not runs_triton_on(device) or T != S or query_offset:
+        return False
+    return mask.is_structural and mask.depends_on_length and not mask.constrains_sizes
+
+
+@CACHES.lru(MAX_CACHED_PLANS)
+def _shared_split(mask: Mask, n_rows: int) -> list[MaskPiece | RandomPairs]:
+    return split(mask, n_rows)
+
+
+@CACHES.lru(2 * MAX_CACHED_PLANS)
+def _piece_of_similar_lengths(
+    part: MaskPiece, length: int, M: int, by_key: bool, blocking: Blocking, device: torch.device
+) -> BlockIndex:
+    """Return the index of a piece of a square mask, shared by all calls with the same planned length."""
+    return _index_of_piece(part, length, PairGrid(length, 0), M, by_key, blocking, device)
+
+
+def _index_of_piece(
+    part: MaskPiece, T: int, grid: PairGrid, M: int, by_key: bool, blocking: Blocking, device: torch.device
+) -> BlockIndex:
+    """Return the index of a piece in blocks of M rows, or of more if its lists are long."""
+    on_grid = index_of_grid(part.mask, T, grid, M, by_key, device) if part.step == 1 else None
+    if on_grid is not None:
+        return on_grid
+    index = build(make_row_blocks(part, T, grid, M, by_key, device), device)
+    if blocking.long_rows is not None and _is_long(index, blocking.long_list_columns):
+        index = build(make_row_blocks(part, T, grid, blocking.long_rows, by_key, device), device)
+    return index.to(device)
 
 
 def planned_length(length: int) -> int:
