@@ -21,14 +21,15 @@ class DistanceSums:
     """Sums of the gradients of scores by distance, as integers: their order does not matter, so that results repeat.
 
     Attributes:
-        sums: (H or 1, T + S) int64.
+        sums: (H or 1, T + S + 8) int64, in the layout of the biases with their lines.
         rows: (B, H, T) int64: Σ p · dp of each query, in half precision; None in float32, where the output is exact.
         units: What 1 is in the sums, a float32 scalar: the power of two at which no sum overflows."""
 
     def __init__(self, x: KernelInputs, state: BackwardState) -> None:
         assert x.distance_bias is not None
         grad, _, delta = state
-        self.sums = torch.zeros(x.distance_bias.shape, dtype=torch.int64, device=x.q.device)
+        self.n_entries = x.distance_bias.shape[1]
+        self.sums = torch.zeros(x.scores[1].shape, dtype=torch.int64, device=x.q.device)
         is_rounded = x.q.dtype != torch.float32
         self.rows = torch.zeros(delta.shape, dtype=torch.int64, device=x.q.device) if is_rounded else None
         # A gradient is p · (dp − delta), where dp = grad · v, and each query adds one of them to a distance.
@@ -45,7 +46,7 @@ class DistanceSums:
 
     def total(self) -> Tensor:
         """Return the gradient of the bias by distance; NaN if a gradient of a score is not finite."""
-        return self._as_float(self.sums)
+        return self._as_float(self.sums[:, : self.n_entries])
 
     def _as_float(self, sums: Tensor) -> Tensor:
         return (sums / self.units.double()).float()

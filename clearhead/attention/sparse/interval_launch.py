@@ -14,6 +14,7 @@ from clearhead.attention.sparse.fast_launch import FastLaunch
 from clearhead.attention.sparse.launch import padded_width, unit_stride
 from clearhead.attention.sparse.row_intervals import RowIntervals
 from clearhead.attention.sparse.triton_distance import interval_distance_kernel
+from clearhead.attention.sparse.triton_distance_lines import with_lines
 from clearhead.attention.sparse.triton_intervals import (
     interval_forward_kernel,
     interval_key_kernel,
@@ -64,13 +65,13 @@ def interval_tiles_for(dtype: torch.dtype, width: int, modifies_scores: bool) ->
         return IntervalTiles(tile, tile, tile, _SMALL_SQUARE)
     if width <= 64:
         if modifies_scores:
-            tile = IntervalTile(64, 32, 4, 2)
-            return IntervalTiles(IntervalTile(64, 64, 4, 2), tile, tile, _SQUARE)
+            query, key = IntervalTile(64, 32, 4, 2, 168), IntervalTile(64, 32, 4, 2)
+            return IntervalTiles(IntervalTile(64, 64, 4, 2), query, key, _SQUARE)
         forward, query = IntervalTile(64, 64, 4, 3, 128), IntervalTile(64, 64, 4, 3)
         return IntervalTiles(forward, query, IntervalTile(64, 64, 4, 2), _SQUARE)
     if width <= 128:
         if modifies_scores:
-            forward, query, key = (IntervalTile(64, columns, 4, 2) for columns in (64, 32, 16))
+            forward, query, key = (IntervalTile(64, columns, 4, 2) for columns in (32, 32, 16))
             return IntervalTiles(forward, query, key, _WIDE_SQUARE)
         forward, query = IntervalTile(64, 64, 4, 3), IntervalTile(128, 64, 8, 3)
         return IntervalTiles(forward, query, IntervalTile(64, 32, 4, 2), _WIDE_SQUARE)
@@ -114,7 +115,7 @@ class IntervalCall:
         self.rows = rows
         self.scale, self.cap = scale, cap
         self.has_distance, self.has_cap = distance_bias is not None, cap > 0.0
-        self.distance = self.q if distance_bias is None else distance_bias.to(torch.float32).contiguous()
+        self.distance = self.q if distance_bias is None else with_lines(distance_bias, self.T - 1 + rows.query_offset)
         self.distance_stride = self.distance.stride(0) if self.has_distance and len(self.distance) > 1 else 0
         self.has_bias = bias is not None
         self.bias = self.q if bias is None else bias.expand(self.B, self.H, self.T, self.S)
@@ -190,7 +191,12 @@ def interval_backward(
     q, k, v = call.q, call.k, call.v
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if not (out.numel() and k.numel()):
-        return dq.zero_(), dk.zero_(), dv.zero_(), torch.zeros_like(call.distance) if needs_distance_grad else None
+        return (
+            dq.zero_(),
+            dk.zero_(),
+            dv.zero_(),
+            call.distance.new_zeros(len(call.distance), call.T + call.S) if needs_distance_grad else None,
+        )
     grad, delta = unit_stride(grad), torch.empty_like(lse)
     strided = q, k, v, out, grad, dq
     scores = lse, delta, call.bias, call.distance

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._core.caches import CACHES
 from clearhead.attention.sparse.block_index import BlockIndex
 from clearhead.attention.sparse.distance_sums import BackwardState, DistanceSums
 from clearhead.attention.sparse.fast_launch import launch_kernel
@@ -44,11 +45,13 @@ class Tiles:
         """Return the tiles for blocks of this size."""
         return self if self.long is None or block_index.M < self.long.forward.M else self.long
 
-    def narrowed(self) -> Tiles:
-        """Return tiles with at most two stages, and with fewer columns for the gradients."""
-        forward = replace(self.forward, stages=min(self.forward.stages, 2), registers=None)
-        query, key = (replace(tile, N=min(tile.N, 32), stages=min(tile.stages, 2)) for tile in (self.query, self.key))
-        return Tiles(forward, query, key, None if self.long is None else self.long.narrowed())
+    def narrowed(self, columns: tuple[int, int, int]) -> Tiles:
+        """Return tiles with at most two stages, and at most these columns in the three kernels."""
+        tiles = zip((self.forward, self.query, self.key), columns, strict=True)
+        forward, query, key = (
+            replace(tile, N=min(tile.N, N), stages=min(tile.stages, 2), registers=None) for tile, N in tiles
+        )
+        return Tiles(forward, query, key, None if self.long is None else self.long.narrowed(columns))
 
 
 @lru_cache
@@ -58,7 +61,9 @@ def tiles_for(dtype: torch.dtype, width: int, modifies_scores: bool = False) -> 
     A multiprocessor runs four thread blocks at once with 128 registers per thread, and three with 168.
     `modifies_scores`: smaller tiles of the same blocks, because a bias by distance or a soft cap takes registers."""
     tiles = _tiles_for(dtype, width)
-    return tiles.narrowed() if modifies_scores and dtype != torch.float32 else tiles
+    if not modifies_scores or dtype == torch.float32:
+        return tiles
+    return tiles.narrowed((64, 32, 32) if width <= 64 else (32, 32, 16))
 
 
 def _tiles_for(dtype: torch.dtype, width: int) -> Tiles:
@@ -115,11 +120,19 @@ class KernelInputs:
     @cached_property
     def scores(self) -> tuple[Tensor, Tensor, tuple[int, ...], int]:
         """The bias, the bias by distance, and their strides; for an absent one, any tensor is passed."""
-        distance = self.q if self.distance_bias is None else self.distance_bias.to(torch.float32).contiguous()
+        distance = self.q if self.distance_bias is None else self._distance_table
         distance_stride = 0 if self.distance_bias is None or len(distance) == 1 else distance.stride(0)
         if self.bias is None:
             return self.q, distance, (0, 0, 0, 0), distance_stride
         return self.bias, distance, self.bias.stride(), distance_stride
+
+    @cached_property
+    def _distance_table(self) -> Tensor:
+        """The bias by distance with its lines; see `triton_distance_lines`."""
+        from clearhead.attention.sparse.triton_distance_lines import with_lines
+
+        assert self.distance_bias is not None
+        return with_lines(self.distance_bias, self.T - 1)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -135,12 +148,20 @@ class KernelInputs:
 
     def patterns(self, block_index: BlockIndex) -> Tensor:
         """Return (B · H,) int32: the index of the mask's pattern for each batch element and head."""
+        if block_index.batch <= 1:
+            return _single_pattern(self.B * self.H, self.q.device)
 
         def compute() -> Tensor:
             patterns = torch.arange(max(block_index.batch, 1), dtype=torch.int32, device=self.q.device)
             return patterns.reshape(block_index.batch_shape or (1,)).expand(self.B, self.H).reshape(-1).contiguous()
 
         return block_index.memoize((self.B, self.H), compute)
+
+
+@CACHES.lru(64)
+def _single_pattern(heads: int, device: torch.device) -> Tensor:
+    """Return the index of the only pattern for each head."""
+    return torch.zeros(heads, dtype=torch.int32, device=device)
 
 
 def unit_stride(x: Tensor) -> Tensor:

@@ -240,7 +240,9 @@ def backward_triton(
     else:
         dq, dk, dv = dense
     if not plan.query_pieces:
-        zeros = torch.zeros_like(x.scores[1]) if needs_distance_grad else None
+        zeros = None
+        if needs_distance_grad and x.distance_bias is not None:
+            zeros = torch.zeros_like(x.distance_bias, dtype=lse.dtype)
         return dq, dk, dv, zeros
     tiles = launch.tiles_for(x.q.dtype, max(x.D, x.E), x.modifies_scores)
     state = (grad, *launch.prepare(out, grad, lse, x.bias is not None or x.modifies_scores))

@@ -23,7 +23,7 @@ from clearhead.attention.sparse.triton_forward import (
     _load_work_item,
     _matmul_transposed,
 )
-from clearhead.attention.sparse.triton_scores import LOG2E, add_bias, scale_scores, softmax_weights
+from clearhead.attention.sparse.triton_scores import LOG2E, add_bias, load_lines, scale_scores, softmax_weights
 
 
 @triton.jit
@@ -95,6 +95,11 @@ def query_kernel(
         v_base = v_ptr + b * svb + (h // groups) * svh
         bias_base = bias_ptr + b * sbb + h * sbh
         distance_head = distance_ptr + h * distance_stride
+        last, value, slope, first_entry, value2, slope2, origin = load_lines(
+            distance_head, n_rows + n_columns, HAS_DISTANCE
+        )  # fmt: skip
+        entries = (n_rows - 1) - row
+        entry_min, entry_max = tl.min(entries, 0), tl.max(entries, 0)
         block_ranges = column_ranges + block * (3 * N_RANGES)
         dq = tl.zeros([M, DP], tl.float32)
         row_sum = tl.zeros([M], tl.float32)
@@ -114,8 +119,11 @@ def query_kernel(
             dp = _matmul_transposed(do, v, PRECISION)
             tanh = s
             if IS_NATURAL:
-                entries = index[None, :] - row[:, None] + (n_rows - 1)
-                s, tanh = scale_scores(s, distance_head, entries, scale, cap, HAS_DISTANCE, HAS_CAP, PRECISION)
+                s, tanh = scale_scores(
+                    s, distance_head, entries, index, entry_min, entry_max, tl.min(index, 0), tl.max(index, 0),
+                    last, value, slope, first_entry, value2, slope2, origin, scale, cap,
+                    HAS_DISTANCE, HAS_CAP, PRECISION,
+                )  # fmt: skip
             if HAS_BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
                 s = add_bias(s, tl.load(at))
@@ -201,6 +209,11 @@ def key_kernel(
             delta_base = delta_ptr + bh.to(tl.int64) * n_queries
             bias_base = bias_ptr + b * sbb + h * sbh
             distance_head = distance_ptr + h * distance_stride
+            last, value, slope, first_entry, value2, slope2, origin = load_lines(
+                distance_head, n_rows + n_queries, HAS_DISTANCE
+            )  # fmt: skip
+            entries = row + (n_queries - 1)
+            entry_min, entry_max = tl.min(entries, 0), tl.max(entries, 0)
             for t in range(tl.load(head_item + 1), tl.load(head_item + 2)):
                 x = t * N + tl.arange(0, N)
                 index = _load_columns(
@@ -218,8 +231,11 @@ def key_kernel(
                     dp = _matmul_transposed(v, do, PRECISION)
                 tanh = s
                 if IS_NATURAL:
-                    entries = row[:, None] - index[None, :] + (n_queries - 1)
-                    s, tanh = scale_scores(s, distance_head, entries, scale, cap, HAS_DISTANCE, HAS_CAP, PRECISION)
+                    s, tanh = scale_scores(
+                        s, distance_head, entries, -index, entry_min, entry_max, -tl.max(index, 0), -tl.min(index, 0),
+                        last, value, slope, first_entry, value2, slope2, origin, scale, cap,
+                        HAS_DISTANCE, HAS_CAP, PRECISION,
+                    )  # fmt: skip
                 if HAS_BIAS:
                     at = bias_base + row[:, None].to(tl.int64) * sbs + index[None, :].to(tl.int64) * sbt
                     s = add_bias(s, tl.load(at))

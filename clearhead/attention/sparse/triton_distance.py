@@ -1,9 +1,10 @@
 """The gradient of a bias by distance in Triton: sums of the gradients of scores along diagonals.
 
 Each program sums the tiles on one diagonal of tiles of one head: the tiles (I, J) with J − I constant, each of N × N
-scores. A tile is sheared, so that its diagonals become columns, and the columns are added up in registers. Nothing is
-added atomically, so results repeat bit for bit, and no T × S tensor is built. The scores are computed again, which
-costs two of the seven products of the backward pass; the kernel runs only if the bias needs a gradient.
+scores. The tiles are added up in registers. Their sum is sheared, so that its diagonals become columns, and the columns
+are added up. Nothing is added atomically, so results repeat bit for bit, and no T × S tensor is built. The scores are
+computed again, which costs two of the seven products of the backward pass; the kernel runs only if the bias needs a
+gradient.
 
 A tile has 2N − 1 diagonals. Column c of the sheared tile contains diagonal c in its first N − c rows and diagonal c − N
 in the others, so the program returns two sums per column; `sum_diagonals` adds those of neighboring programs."""
@@ -19,7 +20,7 @@ import triton.language as tl
 from clearhead.attention.sparse.triton_forward import _matmul_transposed
 from clearhead.attention.sparse.triton_interval_tiles import hide, load_block
 from clearhead.attention.sparse.triton_intervals import load_rows, unspecialized
-from clearhead.attention.sparse.triton_scores import LOG2E, modify_scores, shift_of, softmax_weights
+from clearhead.attention.sparse.triton_scores import LOG2E, load_lines, modify_scores, shift_of, softmax_weights
 
 
 @unspecialized
@@ -47,10 +48,12 @@ def interval_distance_kernel(
     k_base = k_ptr + (b * skb + h // GROUPS * skh) * ALIGN
     v_base = v_ptr + (b * svb + h // GROUPS * svh) * ALIGN
     distance_head = distance_ptr + h * distance_stride
+    last, value, slope, first_entry, value2, slope2, origin = load_lines(
+        distance_head, T + S, HAS_DISTANCE
+    )  # fmt: skip
     c = LOG2E
     x = tl.arange(0, N)
-    upper = tl.zeros([N], tl.float32)
-    lower = tl.zeros([N], tl.float32)
+    total = tl.zeros([N, N], tl.float32)  # all tiles of the diagonal have the same distances
     for block in range(tl.maximum(-diagonal, 0), tl.minimum(n_row_blocks, n_column_blocks - diagonal)):
         first = block * N
         at = (block + diagonal) * N
@@ -75,19 +78,22 @@ def interval_distance_kernel(
             s, _ = modify_scores(
                 s, bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt, column.to(tl.int64) * BIAS_STEP,
                 valid[:, None] & (column < S)[None, :], distance_head,
-                tl.minimum(column, S - 1)[None, :] - existing[:, None] + (T - 1), scale, cap,
+                (T - 1) - existing, tl.minimum(column, S - 1), T - first - N, T - 1 - first, at, at + N - 1,
+                last, value, slope, first_entry, value2, slope2, origin, scale, cap,
                 HAS_BIAS, HAS_DISTANCE, HAS_CAP, PRECISION,
             )  # fmt: skip
-            s = hide(
-                s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, S, 0,
-                R, HAS_IDS, HAS_IDS2,
-            )  # fmt: skip
+            hidden = valid & ((low > at) | (high < at + N) | tested)
+            if tl.max(hidden.to(tl.int32), 0) > 0:  # some row does not see all columns by its first interval
+                s = hide(
+                    s, column, low, high, tested, row_ids, low2, high2, tested2, row_ids2, ids, ids2, S, 0,
+                    R, HAS_IDS, HAS_IDS2,
+                )  # fmt: skip
             p = softmax_weights(s, c, shift_of(lse, True)[:, None], True)
-            ds = p * (_matmul_transposed(do, v, PRECISION) - delta[:, None])
-            source = x[None, :] + x[:, None]
-            sheared = tl.gather(ds, source & (N - 1), 1)
-            upper += tl.sum(tl.where(source < N, sheared, 0.0), 0)
-            lower += tl.sum(tl.where(source < N, 0.0, sheared), 0)
+            total += p * (_matmul_transposed(do, v, PRECISION) - delta[:, None])
+    source = x[None, :] + x[:, None]
+    sheared = tl.gather(total, source & (N - 1), 1)
+    upper = tl.sum(tl.where(source < N, sheared, 0.0), 0)
+    lower = tl.sum(tl.where(source < N, 0.0, sheared), 0)
     sums = sums_ptr + pid.to(tl.int64) * (2 * N) + x
     tl.store(sums, upper)
     tl.store(sums + N, lower)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from clearhead.attention.sparse.triton_scores import LN2, LOG2E, add_bias, scale_scores
+from clearhead.attention.sparse.triton_scores import LN2, LOG2E, add_bias, load_lines, scale_scores
 
 VARYING = ("n_rows", "n_columns", "n_queries", "n_blocks", "active", "n_partials", "distance_stride")
 """Sizes that vary from call to call: a value that is 1 or a multiple of 16 selects no other compiled kernel."""
@@ -172,6 +172,11 @@ def forward_kernel(
         v_base = v_ptr + b * svb + (h // groups) * svh
         bias_base = bias_ptr + b * sbb + h * sbh
         distance_head = distance_ptr + h * distance_stride
+        last, value, slope, first_entry, value2, slope2, origin = load_lines(
+            distance_head, n_rows + n_columns, HAS_DISTANCE
+        )  # fmt: skip
+        entries = (n_rows - 1) - row
+        entry_min, entry_max = tl.min(entries, 0), tl.max(entries, 0)
         o_base = o_ptr + b * sob + h * soh
         if IS_FIRST:
             row_max = tl.full([M], float("-inf"), tl.float32)
@@ -196,8 +201,11 @@ def forward_kernel(
             k = _load_tile(k_base, index, sks, D, DP, INT64_OFFSETS)
             s = _matmul_transposed(q, k, PRECISION)
             if IS_NATURAL:
-                entries = index[None, :] - row[:, None] + (n_rows - 1)
-                s, _ = scale_scores(s, distance_head, entries, scale, cap, HAS_DISTANCE, HAS_CAP, PRECISION)
+                s, _ = scale_scores(
+                    s, distance_head, entries, index, entry_min, entry_max, tl.min(index, 0), tl.max(index, 0),
+                    last, value, slope, first_entry, value2, slope2, origin, scale, cap,
+                    HAS_DISTANCE, HAS_CAP, PRECISION,
+                )  # fmt: skip
             if HAS_BIAS:
                 at = bias_base + row[:, None].to(tl.int64) * sbt + index[None, :].to(tl.int64) * sbs
                 s = add_bias(s, tl.load(at))

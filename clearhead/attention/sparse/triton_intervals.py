@@ -8,10 +8,10 @@ columns are queries. There are no atomic additions, so results repeat bit for bi
 
 Letters: M rows of a block, N columns of a tile, R intervals per row, D and E the widths of keys and values, DP and EP
 these widths rounded up to a power of two. A bias by distance has T + S values per head, of which a tile reads those of
-its diagonals; a soft cap is applied before biases are added (`triton_scores`). GROUPS query heads share a key/value
-head; it is a constant, because a loop over one head then takes no registers. Strides are in units of ALIGN elements.
-Scores are in base-2 units inside the kernels, or in natural units if they are modified. The stored log-sum-exp is in
-natural units."""
+its diagonals unless they are on a line; a soft cap is applied before biases are added (`triton_scores`). GROUPS query
+heads share a key/value head; it is a constant, because a loop over one head then takes no registers. Strides are in
+units of ALIGN elements. Scores are in base-2 units inside the kernels, or in natural units if they are modified. The
+stored log-sum-exp is in natural units."""
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -24,7 +24,7 @@ import triton.language as tl
 
 from clearhead.attention.sparse.triton_forward import _matmul_transposed
 from clearhead.attention.sparse.triton_interval_tiles import hide, hide_by_query, load_block, plan_tiles, tile_start
-from clearhead.attention.sparse.triton_scores import LN2, LOG2E, modify_scores, shift_of, softmax_weights
+from clearhead.attention.sparse.triton_scores import LN2, LOG2E, load_lines, modify_scores, shift_of, softmax_weights
 
 _SIZES = ["T", "S", "H", "query_offset", "n_blocks", "patterns_stride", "ids_stride", "ids2_stride"]
 _STRIDES = [
@@ -93,6 +93,9 @@ def interval_forward_kernel(
     v_base = v_ptr + (b * svb + h // GROUPS * svh) * ALIGN
     bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt
     distance_head = distance_ptr + h * distance_stride
+    last, value, slope, first_entry, value2, slope2, origin = load_lines(
+        distance_head, T + S, HAS_DISTANCE
+    )  # fmt: skip
     row_max = tl.full([M], float("-inf"), tl.float32)
     denominator = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, EP], tl.float32)
@@ -105,7 +108,8 @@ def interval_forward_kernel(
         s = _matmul_transposed(q, k, PRECISION)
         s, _ = modify_scores(
             s, bias_row, column.to(tl.int64) * BIAS_STEP, valid[:, None] & (column < S)[None, :], distance_head,
-            tl.minimum(column, S - 1)[None, :] - tl.minimum(row, T - 1)[:, None] + (T - 1), scale, cap,
+            (T - 1) - tl.minimum(row, T - 1), tl.minimum(column, S - 1), T - first - M, T - 1 - first, at, at + N - 1,
+            last, value, slope, first_entry, value2, slope2, origin, scale, cap,
             HAS_BIAS, HAS_DISTANCE, HAS_CAP, PRECISION,
         )  # fmt: skip
         if (t < first_full) | (t >= end_full):
@@ -174,6 +178,9 @@ def interval_query_kernel(
     v_base = v_ptr + (b * svb + h // GROUPS * svh) * ALIGN
     bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * sbt
     distance_head = distance_ptr + h * distance_stride
+    last, value, slope, first_entry, value2, slope2, origin = load_lines(
+        distance_head, T + S, HAS_DISTANCE
+    )  # fmt: skip
     dq = tl.zeros([M, DP], tl.float32)
     c = LOG2E if IS_NATURAL else scale * LOG2E
     for t in range(n_tiles):
@@ -185,7 +192,8 @@ def interval_query_kernel(
         dp = _matmul_transposed(do, v, PRECISION)
         s, tanh = modify_scores(
             s, bias_row, column.to(tl.int64) * BIAS_STEP, valid[:, None] & (column < S)[None, :], distance_head,
-            tl.minimum(column, S - 1)[None, :] - tl.minimum(row, T - 1)[:, None] + (T - 1), scale, cap,
+            (T - 1) - tl.minimum(row, T - 1), tl.minimum(column, S - 1), T - first - M, T - 1 - first, at, at + N - 1,
+            last, value, slope, first_entry, value2, slope2, origin, scale, cap,
             HAS_BIAS, HAS_DISTANCE, HAS_CAP, PRECISION,
         )  # fmt: skip
         if (t < first_full) | (t >= end_full):
@@ -248,6 +256,9 @@ def interval_key_kernel(
         delta_base = delta_ptr + (b * H + h) * T
         bias_row = bias_ptr + b * sbb + h * sbh + row[:, None].to(tl.int64) * BIAS_STEP
         distance_head = distance_ptr + h * distance_stride
+        last, value, slope, first_entry, value2, slope2, origin = load_lines(
+            distance_head, T + S, HAS_DISTANCE
+        )  # fmt: skip
         for t in range(n_tiles):
             at = tile_start(t, start, n_first, start2, N, R)
             column = at + tl.arange(0, N)
@@ -259,7 +270,8 @@ def interval_key_kernel(
             s = _matmul_transposed(k, q, PRECISION)
             s, tanh = modify_scores(
                 s, bias_row, column.to(tl.int64) * sbt, valid[:, None] & (column < T)[None, :], distance_head,
-                tl.minimum(row, S - 1)[:, None] - existing[None, :] + (T - 1), scale, cap,
+                tl.minimum(row, S - 1) + (T - 1), -existing, first + T - 1, first + M + T - 2, 1 - at - N, -at,
+                last, value, slope, first_entry, value2, slope2, origin, scale, cap,
                 HAS_BIAS, HAS_DISTANCE, HAS_CAP, PRECISION,
             )  # fmt: skip
             if (t < first_full) | (t >= end_full):

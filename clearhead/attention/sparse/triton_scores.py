@@ -36,13 +36,53 @@ def tanh(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_lines(distance_head, n_entries, HAS_DISTANCE: tl.constexpr):
+    """Return the lines that follow a head's bias by distance (see `triton_distance_lines`).
+
+    These are the last entry, value and slope of the first line, the first entry, value and slope of the second one, and
+    the entry at which they have these values."""
+    if HAS_DISTANCE:
+        lines = distance_head + n_entries
+        last, value, slope = tl.load(lines).to(tl.int32, bitcast=True), tl.load(lines + 1), tl.load(lines + 2)
+        first, value2, slope2 = tl.load(lines + 3).to(tl.int32, bitcast=True), tl.load(lines + 4), tl.load(lines + 5)
+        return last, value, slope, first, value2, slope2, tl.load(lines + 6).to(tl.int32, bitcast=True)
+    else:
+        return 0, 0.0, 0.0, 0, 0.0, 0.0, 0
+
+
+@triton.jit
+def add_distances(
+    s, distance_head, rows, columns, row_min, row_max, column_min, column_max,
+    last, value, slope, first, value2, slope2, origin, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return scores s (M, N) plus the bias by distance, of which row i and column j have entry rows[i] + columns[j].
+
+    If all entries of the tile are on one line, nothing is loaded, except in float32: there a sum has more roundings
+    than a value. The extremes can be any bounds of rows and columns, and the other arguments are those of
+    `load_lines`."""
+    if PRECISION == "ieee":
+        return s + tl.load(distance_head + (rows[:, None] + columns[None, :]))
+    greatest = row_max + column_max
+    is_first = greatest <= last
+    if is_first | (row_min + column_min >= first):
+        step = tl.where(is_first, slope, slope2)
+        corner = tl.where(is_first, value, value2) + step * (greatest - origin).to(tl.float32)
+        s = s + (corner + step * (rows - row_max).to(tl.float32))[:, None]
+        s = s + (step * (columns - column_max).to(tl.float32))[None, :]
+    else:
+        s = s + tl.load(distance_head + (rows[:, None] + columns[None, :]))
+    return s
+
+
+@triton.jit
 def scale_scores(
-    s, distance_head, entries, scale, cap, HAS_DISTANCE: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr
-):
+    s, distance_head, rows, columns, row_min, row_max, column_min, column_max,
+    last, value, slope, first, value2, slope2, origin, scale, cap,
+    HAS_DISTANCE: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Return scores of products s (M, N), capped and with the bias by distance, and the tangents of the cap.
 
-    Without a cap, the tangents are s. `distance_head` + `entries` are the addresses of the bias by distance, all of
-    which exist."""
+    Without a cap, the tangents are s. The arguments of the bias by distance are those of `add_distances`."""
     t = s
     if HAS_CAP:
         t = tanh(s * (scale / cap), PRECISION)
@@ -50,7 +90,10 @@ def scale_scores(
     else:
         s = s * scale
     if HAS_DISTANCE:
-        s = s + tl.load(distance_head + entries)
+        s = add_distances(
+            s, distance_head, rows, columns, row_min, row_max, column_min, column_max,
+            last, value, slope, first, value2, slope2, origin, PRECISION,
+        )  # fmt: skip
     return s, t
 
 
@@ -66,16 +109,20 @@ def add_bias(s, bias):
 
 @triton.jit
 def modify_scores(
-    s, bias_row, bias_columns, in_bias, distance_head, entries, scale, cap,
+    s, bias_row, bias_columns, in_bias, distance_head, rows, columns, row_min, row_max, column_min, column_max,
+    last, value, slope, first, value2, slope2, origin, scale, cap,
     HAS_BIAS: tl.constexpr, HAS_DISTANCE: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return scores of products s (M, N): scaled, capped and with biases, and the tangents of the cap.
 
     Without a bias and a cap, both are s. `bias_row` + `bias_columns` are the addresses of the bias, read where
-    `in_bias`; `distance_head` + `entries` those of the bias by distance, all of which exist."""
+    `in_bias`; the arguments of the bias by distance are those of `add_distances`."""
     t = s
     if HAS_BIAS or HAS_DISTANCE or HAS_CAP:
-        s, t = scale_scores(s, distance_head, entries, scale, cap, HAS_DISTANCE, HAS_CAP, PRECISION)
+        s, t = scale_scores(
+            s, distance_head, rows, columns, row_min, row_max, column_min, column_max,
+            last, value, slope, first, value2, slope2, origin, scale, cap, HAS_DISTANCE, HAS_CAP, PRECISION,
+        )  # fmt: skip
     if HAS_BIAS:
         s = add_bias(s, tl.load(bias_row + bias_columns[None, :], mask=in_bias, other=0.0))
     return s, t

@@ -18,8 +18,17 @@ from clearhead.masks import allow, axis, blocks, causal, clamped, documents, eve
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from clearhead.attention.sparse import interval_launch, triton_backward, triton_forward, triton_row_intervals
+from clearhead.attention.sparse import (
+    interval_launch,
+    triton_backward,
+    triton_distance_lines,
+    triton_forward,
+    triton_random_pairs,
+    triton_row_intervals,
+)
+from clearhead.attention.sparse.block_index import RandomPairs
 from clearhead.attention.sparse.fast_launch import FastLaunch
+from clearhead.attention.sparse.random_pairs import index_samples, sample
 from clearhead.attention.sparse.row_intervals import RowIntervals, encode, ids_of, intervals_of, row_intervals_torch
 from tests.support.kernel_compilation import (
     H100_REGISTERS,
@@ -44,6 +53,8 @@ def compiled_kernels(monkeypatch):
     for module, names in KERNELS.items():
         for name in names:
             monkeypatch.setattr(module, name, CompilingKernel(getattr(module, name), launched))
+    lines = CompilingKernel(triton_distance_lines.DISTANCE_LINES.kernel, launched)
+    monkeypatch.setattr(triton_distance_lines, "DISTANCE_LINES", FastLaunch(lines))
     return launched
 
 
@@ -126,6 +137,7 @@ def test_forward_kernel_fits_several_blocks_on_a_multiprocessor(compiled_kernels
 INTERVAL_KERNELS = {
     interval_launch: ("FORWARD", "QUERY", "KEY", "DISTANCE"),
     triton_row_intervals: ("DOCUMENT_TABLE", "ROW_INTERVALS"),
+    triton_distance_lines: ("DISTANCE_LINES",),
 }
 
 
@@ -225,7 +237,7 @@ def test_interval_kernels_are_not_compiled_again_for_new_sizes(monkeypatch, modi
         mask = causal() if modifies_scores else causal() & documents(ids)
         options = {"has_distance": True, "cap": 1.0 + number} if modifies_scores else {}
         run_interval_kernels(mask, torch.float32, 16, T, batch=1 + number % 3, **options)
-    assert len(selections) == 5  # one per kernel
+    assert len(selections) == 5 + modifies_scores  # one per kernel
 
 
 def test_large_blocks_fit_shared_memory_and_registers(compiled_kernels):
@@ -240,3 +252,20 @@ def test_large_blocks_fit_shared_memory_and_registers(compiled_kernels):
         assert kernel.shared <= H100_SHARED_MEMORY
         assert 256 * kernel.registers <= H100_REGISTERS
         assert kernel.spilled <= 128
+
+
+@pytest.mark.parametrize("per_row", [3, 16])
+def test_kernels_of_random_pairs_compile_as_launched(monkeypatch, per_row):
+    compiled_kernels: list[Resources] = []
+    for name in ("SAMPLE", "LIST_SAMPLES", "LIST_TRANSPOSED"):
+        kernel = CompilingKernel(getattr(triton_random_pairs, name).kernel, compiled_kernels)
+        monkeypatch.setattr(triton_random_pairs, name, FastLaunch(kernel))
+    samples = sample(RandomPairs(scattered(per_row, seed=1), False, causal()), T, torch.device("cpu"))
+    for transposed in (False, True):
+        index_samples(samples._replace(columns=samples.columns * 0), 64, transposed=transposed)
+    assert [kernel.kernel for kernel in compiled_kernels] == [
+        "sample_kernel",
+        "list_samples_kernel",
+        "list_transposed_kernel",
+    ]
+    assert all(kernel.spilled == 0 for kernel in compiled_kernels)

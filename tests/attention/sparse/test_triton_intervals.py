@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -198,3 +199,54 @@ def test_kernels_with_modified_scores_err_at_most_twice_the_reference(modified_r
     eps = 2.0**-23 if MODIFIED_CASES[number][3] == "float32" else 2.0**-10
     for fast_error, plain_error, largest in modified_results[number]:
         assert fast_error <= 2 * plain_error + 8 * eps * max(largest, 1.0)
+
+
+def lines_of(kind):
+    """Return (last, value, slope) and (first, value, slope) of the lines of head 1, and whether the values are kept."""
+    import torch
+
+    from clearhead.attention import biases as b
+    from clearhead.attention.sparse.triton_distance_lines import with_lines
+
+    T, S = 300, 200
+    values = {
+        "alibi": b.alibi(torch.tensor([0.3, 0.7])),
+        "relative": b.relative(torch.arange(16.0).reshape(8, 2), b.buckets(8, 20)),
+        "logarithm": b.distance(b.logarithm(-2.0, torch.tensor([0.3, 0.4]))),
+    }
+    if kind in values:
+        table = values[kind].distance_values(T, S)
+    else:
+        table = torch.full((2, T + S), float(kind))
+    lines = with_lines(table, T - 1)
+    is_kept = torch.equal(lines[:, : T + S].nan_to_num(), table.nan_to_num())
+    floats = lines[1, T + S :]
+    last, first, origin = floats.view(torch.int32)[[0, 3, 6]].tolist()
+    return [last, *floats[1:3].tolist()], [first, *floats[4:6].tolist()], origin, is_kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("alibi", [299, 0.0, 0.7], [299, 0.0, -0.7]),
+        ("logarithm", [0, -2.0 * math.log1p(0.4 * 299), 0.0], [499, -2.0 * math.log1p(0.4 * 200), 0.0]),
+        ("-inf", [499, -math.inf, 0.0], [0, -math.inf, 0.0]),
+    ],
+)
+def test_lines_of_a_bias_by_distance(kind, before, after):
+    *lines, origin, is_kept = run_in_interpreter(f"t.lines_of({kind!r})")
+    assert is_kept
+    assert origin == 299
+    assert lines == [pytest.approx(before, rel=1e-6), pytest.approx(after, rel=1e-6)]
+
+
+def test_last_bucket_is_a_line_without_a_slope():
+    (last, value, slope), (first, value2, slope2), _, is_kept = run_in_interpreter("t.lines_of('relative')")
+    assert is_kept
+    assert (slope, slope2) == (0.0, 0.0)
+    assert 250 < last < 299 < first < 340
+    assert {value, value2} == {7.0, 15.0}  # of head 1, from the last buckets before and after
+
+
+def test_bias_without_a_number_has_no_line():
+    assert run_in_interpreter("[t.lines_of('nan')[0][0], t.lines_of('nan')[1][0]]") == [0, 499]
