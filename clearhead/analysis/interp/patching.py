@@ -115,6 +115,7 @@ def patch(
     *,
     modules: str | None = None,
     granularity: Granularity = "position",
+    positions: Sequence[int] | None = None,
     batch: int | None = None,
 ) -> PatchingResult:
     """Patch activations of the clean run into the corrupted run, one at a time, and measure each run.
@@ -131,6 +132,7 @@ def patch(
         modules: Pattern such as "encoder.blocks.*"; default: the blocks that lead to the logits, or their attention
             layers if `granularity` is "head".
         granularity: "position", "head" or "module".
+        positions: Positions to patch if `granularity` is "position"; default: all.
         batch: Maximum number of runs per pass.
 
     Returns:
@@ -148,9 +150,13 @@ def patch(
             f"the clean input is {shapes[0]} and the corrupted one {shapes[1]}; positions are patched separately, so "
             "pass two inputs of the same length"
         )
+    require(
+        positions is None or granularity == "position",
+        f"positions was given with granularity={granularity!r}; expected granularity='position'",
+    )
     source, logits = _record(model, clean, modules, granularity, "blocks")
     metric = _metric(metric, logits)
-    sweep = _sweep(model, corrupted, source, granularity, metric, batch, lambda x: x)
+    sweep = _sweep(model, corrupted, source, granularity, metric, batch, lambda x: x, positions)
     return PatchingResult(
         method="patched",
         granularity=granularity,
@@ -284,10 +290,11 @@ def _sweep(
     metric: Metric,
     batch: int | None,
     change: Callable[[Tensor], Tensor],
+    columns: Sequence[int] | None = None,
 ) -> PatchingSweep:
     """Return the metric of the unchanged run and of every change.
 
-    `change` maps a recorded activation to its replacement.
+    `change` maps a recorded activation to its replacement. `columns` are the positions or heads to change, or None.
     """
     message = f"batch is {batch}; expected the maximum number of runs per pass, at least 1"
     require(batch is None or batch >= 1, message)
@@ -295,7 +302,10 @@ def _sweep(
     dim = _DIMS.get(granularity)
     paths, read = (source.outputs, source.output) if heads is None else (source.paths, source.heads)
     baseline_logits = run_logits(model, args)
-    cells = [(path, i) for path in paths for i in range(_n_cells(path, read(path), dim))]
+    counts = {path: _n_cells(path, read(path), dim) for path in paths}
+    for i in columns or ():
+        require(0 <= i < min(counts.values()), f"position is {i}; expected 0 to {min(counts.values()) - 1}")
+    cells = [(path, i) for path in paths for i in (range(counts[path]) if columns is None else columns)]
     # Approximate memory of one run: its logits with workspace, and one active block.
     size = baseline_logits.element_size() * (4 * baseline_logits.numel() + 32 * read(paths[0]).numel())
     chunk_size = batch or max(1, _BUDGET // size)
@@ -314,8 +324,8 @@ def _sweep(
             metrics[path].append(_number(metric(rows)))
     values = pad_ragged(metrics.values())
     baseline = _number(metric(baseline_logits))
-    columns = tuple(range(values.shape[1]))
-    return PatchingSweep(tuple(paths), columns, values, baseline)
+    columns = range(values.shape[1]) if columns is None else columns
+    return PatchingSweep(tuple(paths), tuple(columns), values, baseline)
 
 
 def _n_cells(path: str, x: Tensor, dim: int | None) -> int:

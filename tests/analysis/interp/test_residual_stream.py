@@ -573,6 +573,27 @@ def test_patch_and_ablate_heads_equal_forward_hooks(name):
     torch.testing.assert_close(grids["zero"].change, grids["zero"].values - plain)
 
 
+def test_patch_of_some_positions_equals_those_columns_of_the_whole_grid():
+    model, model_args = decoder(), ids()
+    corrupted, metric = change_middle_token(model_args), analysis.LogitMetric(token=3)
+    whole = analysis.patch(model, model_args, corrupted, metric)
+    calls = []
+
+    def counted(logits):
+        calls.append(1)
+        return metric(logits)
+
+    some = analysis.patch(model, model_args, corrupted, counted, positions=[T - 1, 2])
+    assert some.columns == (T - 1, 2)
+    assert len(calls) == 2 + 2 * len(whole.rows)  # the two inputs, and a run per cell
+    torch.testing.assert_close(some.values, whole.values[:, [T - 1, 2]])
+    assert analysis.patch(model, model_args, corrupted, metric, positions=[]).values.shape == (len(whole.rows), 0)
+    with pytest.raises(ConfigError, match=f"position is {T}; expected 0 to {T - 1}"):
+        analysis.patch(model, model_args, corrupted, metric, positions=[T])
+    with pytest.raises(ConfigError, match="granularity='position'"):
+        analysis.patch(model, model_args, corrupted, metric, positions=[1], granularity="head")
+
+
 def test_patch_accepts_module_pattern_and_custom_metric():
     model, model_args = encoder_decoder(), (ids(S), ids())
     corrupted = (change_middle_token(model_args[0]), model_args[1])
