@@ -4,7 +4,8 @@ All computations are those of `clearhead.analysis`; this module selects position
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import analysis
 from clearhead._core.json_types import JSONObject
-from clearhead._core.validation import NonNegativeInt, Range, require
+from clearhead._core.validation import NonNegativeInt, Range, did_you_mean, require
 from clearhead.analysis.measures import value_norms
 from clearhead.analysis.reports import attention_layers
 from clearhead.errors import ConfigError
@@ -37,9 +38,10 @@ class StepRequest(ModelRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class PatchingRequest(StepRequest):
-    """An input, and a second text of the same length."""
+    """An input, and a second text of the same length; by default its output token that differs most is explained."""
 
     other_text: str = ""
+    blocks: tuple[str, ...] = ()  # paths of the blocks to patch; by default all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +152,21 @@ def _verdict(value: float, change: float) -> str:
 
 
 @torch.no_grad()
+def source_shares(call: MeasuredCall, t: analysis.Trace, path: str, head: int) -> Tensor:
+    """Return the share (S,) of each key in what a head adds at the measured position, by the norms of its parts."""
+    weights = t.weights(path, heads=head, rows=call.position)[0, 0, 0]  # (S,)
+    projection: Tensor = attention_layers(call.pipeline.model)[path].o_proj.weight
+    shares = weights * value_norms(t.values(path)[0].float(), projection.float())[head]
+    return shares / shares.sum().clamp(min=1e-12)
+
+
+@torch.no_grad()
 def _sources(call: MeasuredCall, t: analysis.Trace, path: str, head: int) -> list[JSONObject]:
     """Return the keys whose values a head adds most at the measured position, with the ablation of each edge."""
     weights = t.weights(path, heads=head, rows=call.position)[0, 0, 0]  # (S,)
     values = t.values(path)[0]  # (K, S, E)
-    n_heads = attention_layers(call.pipeline.model)[path].n_heads
-    value = values[head * values.shape[0] // n_heads]
-    projection: Tensor = attention_layers(call.pipeline.model)[path].o_proj.weight
-    norms = value_norms(values.float(), projection.float())[head]
-    shares = weights * norms
-    shares = shares / shares.sum().clamp(min=1e-12)
+    value = values[head * values.shape[0] // attention_layers(call.pipeline.model)[path].n_heads]
+    shares = source_shares(call, t, path, head)
     output = t.heads(path, heads=head)[0, 0, call.position]
     before = float(call.metric(call.pipeline.model(*call.args)))
     sources = []
@@ -177,48 +184,94 @@ def _sources(call: MeasuredCall, t: analysis.Trace, path: str, head: int) -> lis
 # ---------------------------------------------------------------------- patching, induction, neurons
 
 
+@dataclass(frozen=True, kw_only=True)
+class PatchingGrid:
+    """The share of the difference that each block of a stack restores at each position.
+
+    Attributes:
+        stack: Name of the stack; empty for a decoder.
+        tokens: Tokens of this run.
+        other_tokens: Tokens of the second text.
+        first: The first position whose activations differ; those before it restore nothing.
+        rows: Paths of the blocks.
+        restored: A row per block.
+    """
+
+    stack: str
+    tokens: list[str]
+    other_tokens: list[str]
+    first: int
+    rows: list[str] = field(default_factory=list)
+    restored: list[list[float]] = field(default_factory=list)
+
+
 @action(PatchingRequest)
 @torch.no_grad()
 def patching_grid(request: PatchingRequest, context: RequestContext) -> JSONObject:
     """Return how far each activation of this run, patched into the run of another text, restores the output token."""
-    call = measured_call(request, request.step, context)
     encoded = with_answer(encode_input(request, context))
     with field_errors("other_text"):
         other = _other_input(request, encoded, context)
+    step = _most_changed_step(encoded, other) if request.step is None else request.step
+    call = measured_call(request, step, context)
+    # Later tokens have no influence on the measured logit.
+    encoded, other = (replace(x, ids=x.ids[: call.position + 1]) for x in (encoded, other))
     names = call.pipeline.tokenizer.tokens
-    stacks = {path.rpartition(".blocks.")[0] for path in attention_layers(call.pipeline.model)}
-    grids: list[JSONObject] = []
-    for stack in sorted(stacks, reverse=True):
-        context.checkpoint(len(grids), len(stacks), stack or "blocks")
-        pattern = f"{stack}.blocks.*" if stack else "blocks.*"
-        result = analysis.patch(call.pipeline.model, call.args, other.inputs, call.metric, modules=pattern)
-        is_source = stack == "encoder"
-        ids = encoded.source_ids if is_source else encoded.input_ids
-        other_ids = other.source_ids if is_source else other.input_ids
-        restored = result.restored if result.clean != result.baseline else torch.zeros_like(result.values)
-        grids.append(
-            {
-                "stack": stack,
-                "rows": list(result.rows),
-                "tokens": names(ids),
-                "other_tokens": names(other_ids),
-                "restored": restored.tolist(),
-            }
+    blocks = list(dict.fromkeys(path.rpartition(".")[0] for path in attention_layers(call.pipeline.model)))
+    for path in request.blocks:
+        require(path in blocks, f"unknown block {path!r}; {did_you_mean(path, blocks)}")
+    grids: dict[str, PatchingGrid] = {}
+    clean = corrupted = math.nan
+    for i, path in enumerate(request.blocks or blocks):
+        context.checkpoint(i, len(request.blocks or blocks), path)
+        with analysis.trace(call.pipeline.model, f"{path}.output") as t:
+            call.pipeline.model(*encoded.inputs)
+        with analysis.trace(call.pipeline.model, f"{path}.output") as unpatched:
+            call.pipeline.model(*other.inputs)
+        # Positions with equal activations, such as those before the first other token, restore nothing.
+        differs = (t.output(path)[0] != unpatched.output(path)[0]).any(-1)
+        positions = differs.nonzero()[:, 0].tolist()
+        restored = torch.zeros(len(differs), dtype=torch.float64)
+        result = analysis.patch(
+            call.pipeline.model, encoded.inputs, other.inputs, call.metric, modules=path, positions=positions
         )
-    return {"target": call.target_name, "clean": result.clean, "corrupted": result.baseline, "grids": grids}
+        clean, corrupted = result.clean, result.baseline
+        if clean != corrupted:
+            restored[positions] = result.restored[0]
+        stack = path.rpartition("blocks.")[0].rstrip(".")
+        ids = [x.source_ids if stack == "encoder" else x.input_ids for x in (encoded, other)]
+        tokens, other_tokens = (names(row) for row in ids)
+        grid = grids.setdefault(
+            stack, PatchingGrid(stack=stack, tokens=tokens, other_tokens=other_tokens, first=min(positions, default=0))
+        )
+        grid.rows.append(path)
+        grid.restored.append(restored.tolist())
+    return {
+        "step": step,
+        "target": call.target_name,
+        "clean": clean,
+        "corrupted": corrupted,
+        "grids": [asdict(grid) for grid in grids.values()],
+    }
+
+
+def _most_changed_step(encoded: EncodedInput, other: EncodedInput) -> int | None:
+    """Return the generated token whose log-probability falls most with the other text; None if nothing is generated."""
+    n = len(encoded.generated_ids)
+    if n == 0:
+        return None
+    ids = torch.tensor(encoded.generated_ids)[:, None]
+    first, second = (x.logits(x.n_prompt - 1)[:n].log_softmax(-1).gather(1, ids)[:, 0] for x in (encoded, other))
+    return int((first - second).argmax())
 
 
 def _other_input(request: PatchingRequest, encoded: EncodedInput, context: RequestContext) -> EncodedInput:
     """Return the other text with the generated tokens of this run; raise ConfigError if its length differs."""
     text_request = replace(request, text=request.other_text, ids=(), source_ids=(), n_prompt=0, generated_ids=())
     other = encode_input(text_request, context)
-    ids = [*other.ids, *encoded.generated_ids]
-    lengths = (len(other.source_ids), len(ids)), (len(encoded.source_ids), len(encoded.ids))
-    n_other, n_this = lengths[0][not encoded.source_ids], lengths[1][not encoded.source_ids]
-    require(
-        lengths[0] == lengths[1], f"this text has {n_other} tokens and the other one {n_this}; expected the same number"
-    )
-    return replace(other, ids=ids)
+    n_other, n_this = (len(x.source_ids) or x.n_prompt for x in (other, encoded))
+    require(n_other == n_this, f"this text has {n_other} tokens and the first one {n_this}; expected the same number")
+    return replace(other, ids=[*other.ids, *encoded.generated_ids])
 
 
 @dataclass(frozen=True, kw_only=True)

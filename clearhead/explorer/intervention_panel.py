@@ -21,7 +21,7 @@ from clearhead.attention import Softmax
 from clearhead.config import Validated
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.explorer.intervention_script import PATCH_KINDS, script, source_paths, traced_paths
-from clearhead.explorer.model_input import EncodedInput, encode_input, with_answer
+from clearhead.explorer.model_input import EncodedInput, encode_input, has_answer, with_answer
 from clearhead.explorer.request import RequestContext, action, field_errors
 from clearhead.explorer.run_panel import RunRequest, generate_ids
 from clearhead.models import Decoder, EncoderDecoder
@@ -131,6 +131,8 @@ def _patch_source(
     text_request = replace(request, text=request.patch_text, ids=(), source_ids=(), n_prompt=0, generated_ids=())
     with field_errors("patch_text"):
         patch_input = with_answer(encode_input(text_request, context))
+        if not has_answer(encoded.pipeline):  # such a text ends where this run begins to write
+            patch_input = replace(patch_input, ids=[*patch_input.ids, *encoded.generated_ids])
         _check_lengths(request, encoded, patch_input)
     with analysis.trace(encoded.pipeline.model, *paths) as patch_source:
         encoded.pipeline.model(*patch_input.inputs)

@@ -15,7 +15,7 @@ from clearhead.analysis.inputs.model_inputs import run_logits
 from clearhead.analysis.views.attention_map import AttentionMap
 from clearhead.errors import ConfigError
 from clearhead.explorer.causal_panel import MeasuredCall, measured_call
-from clearhead.explorer.interpret_panel import StepRequest
+from clearhead.explorer.interpret_panel import StepRequest, source_shares
 from clearhead.explorer.model_input import EncodedInput, encode_input, with_answer
 from clearhead.explorer.request import RequestContext, action
 from clearhead.explorer.view_panel import attention_report
@@ -180,6 +180,8 @@ def _attribution(call: MeasuredCall, step: int, context: RequestContext) -> list
         f"{name[0].upper()}{name[1:]} adds {part.value:+.2f} to the logit of “{token}”, which is "
         f"{attribution.logit:.2f}: the largest direct contribution of {len(attribution.parts)} parts."
     )
+    if part.head is not None:
+        why += f" {_source_sentence(call, part.path, part.head)}"
     context.checkpoint(3, 4, "ablation")
     granularity = "module" if part.head is None else "head"
     with torch.no_grad():
@@ -193,6 +195,17 @@ def _attribution(call: MeasuredCall, step: int, context: RequestContext) -> list
         TourStep("Why this token", why, (TourLink("Show all parts", "interpret", {"view": "why", "step": str(step)}),)),
         TourStep("The test", effect, (TourLink("Switch it off", "intervention", {"edits": edits, "step": str(step)}),)),
     ]
+
+
+@torch.no_grad()
+def _source_sentence(call: MeasuredCall, path: str, head: int) -> str:
+    """Describe the token from which a head takes most of what it adds."""
+    with analysis.trace(call.pipeline.model, f"{path}.weights") as t:
+        call.pipeline.model(*call.args)
+    share, key = source_shares(call, t, path, head).max(0)
+    ids = call.args[0 if path.endswith("cross_attention") else -1][0]
+    token = call.pipeline.tokenizer.tokens(ids[key : key + 1].tolist())[0].strip()
+    return f"{100 * float(share):.0f} % of what it adds comes from “{token}”."
 
 
 def _part_name(part: analysis.LogitContribution) -> str:

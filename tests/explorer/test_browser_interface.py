@@ -179,7 +179,7 @@ def test_old_results_are_dimmed_beside_an_error(tab):
 @pytest.mark.parametrize(
     ("panel", "label", "value", "message"),
     [
-        ("mask", "Tokens", "-4", "from 1 to 131,072; 64 is used"),
+        ("mask", "Tokens", "-4", "from 1 to 131,072; 1,024 is used"),
         ("model?model=sort-dedup", "Top-p", "2", "from 0.01 to 1; 1 is used"),
         ("cost", "Layers", "2.5", "whole number from 1 to 128; 12 is used"),
         ("intervention?model=sort-dedup", "Replace the token at position", "abc", "the token is not replaced"),
@@ -232,6 +232,24 @@ def test_one_unreadable_cell_does_not_block_grading(tab):
     assert ".toml" not in note
 
 
+def test_cells_of_an_exercise_are_reached_by_keys_and_steps_are_scored(tab):
+    tab.open("exercises?name=sort-dedup-softmax")
+    cells = tab.page.locator(".worksheet section:not(.given)").first.locator("input")
+    n_columns = tab.page.locator(".worksheet section:not(.given) tbody tr").first.locator("input").count()
+    cells.first.fill("0")
+    for key, index in (("Enter", n_columns), ("ArrowUp", 0), ("ArrowRight", 1), ("ArrowLeft", 0)):
+        tab.page.keyboard.press(key)
+        assert cells.nth(index).evaluate("cell => cell === document.activeElement"), key
+    tab.page.get_by_role("button", name="Grade my answers").click()
+    tab.ready("graded 1/")
+    scores = [text for text in tab.page.locator(".step-score").all_inner_texts() if text]
+    assert scores[0].strip() == "1 of 28 right"
+    note = tab.page.locator("[role=status].note").inner_text()
+    assert note.startswith("1 of 28 cells right; not answered: steps 7 to ")
+    cells.first.fill("2")  # an answer that changed is not graded yet
+    assert tab.page.locator("[data-mark=right]").count() == 0
+
+
 def test_hovering_a_token_highlights_it_in_all_views(tab):
     tab.open(f"model?{HOUSE}")
     tab.wait_for_view("attention")
@@ -251,6 +269,49 @@ def test_answer_and_attention_are_above_the_fold(tab):
         assert tab.page.locator(selector).bounding_box()["y"] < limit, selector
     groups = tab.page.locator(".tab-title").all_inner_texts()
     assert [group.capitalize() for group in groups] == ["Model", "Learn", "Plan"]
+
+
+def test_effect_of_an_intervention_is_beside_the_map(tab):
+    tab.page.set_viewport_size({"width": 1440, "height": 900})
+    tab.open(f"intervention?{HOUSE}&edits=decoder.blocks.3.cross_attention:1:zero")
+    tab.page.wait_for_selector("html[data-map]")
+    tab.page.wait_for_selector(".effect .probabilities i")
+    grid, effect = (tab.page.locator(name).bounding_box() for name in (".map .heat", ".effect .probabilities"))
+    assert effect["x"] > grid["x"] + grid["width"]
+    assert effect["y"] + effect["height"] < 900
+
+
+def test_selected_token_is_marked_without_the_space_before_it(tab):
+    tab.open(f"model?{HOUSE}")
+    tab.wait_for_view("attention")
+    tokens = tab.page.locator(".answer-output .tok").evaluate_all("all => all.map(e => e.textContent)")
+    assert tokens[:4] == ["La", "casa", "es", "roja"]
+    assert tab.page.locator(".answer-output").inner_text().startswith("La casa es roja.")
+
+
+def test_patching_offers_an_example_and_selects_the_token_that_changes(tab):
+    tab.open("interpret?model=en-es&view=patching")
+    tab.ready("patching empty")
+    tab.page.get_by_role("button", name="Example:").click()
+    tab.wait_for_view("patching")
+    assert tab.page.get_by_label("Text", exact=True).input_value() == "The house is red."
+    assert tab.page.get_by_label("A second text").input_value() == "The car is red."
+    assert tab.page.locator(".answer-output [aria-pressed=true]").inner_text() == "casa"
+    assert "car → house" in tab.page.locator(".heat thead").first.inner_text()
+
+
+def test_drawing_reserves_the_width_of_all_features(tab):
+    text = "I+would+like+a+cup+of+coffee+and+a+glass+of+water+for+my+old+friend+and+for+me+today%2C+please."
+    tab.open(f"model?model=en-es&text={text}&view=steps")
+    tab.wait_for_view("steps")
+    parts = tab.page.locator(".flow .part").evaluate_all(
+        "all => all.map(e => [e.querySelector('.framed').clientWidth - 2, e.querySelector('.framed').clientHeight - 2, "
+        "...e.querySelector('small').textContent.split(' × ').map(Number), "
+        "e.querySelector('.partial') !== null])"
+    )
+    assert any(is_partial for *_, is_partial in parts)
+    for width, height, rows, columns, _ in parts:
+        assert width / columns == pytest.approx(height / rows, rel=0.05)
 
 
 def test_interpret_panel_links_a_part_to_its_ablation(tab):

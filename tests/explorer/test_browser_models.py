@@ -68,10 +68,26 @@ def test_third_party_decoder_has_a_short_name_neutral_examples_and_its_chat_temp
     assert log.read_text() == ""  # no warnings of torch, no tracebacks
 
 
+def test_second_texts_of_a_chat_model_are_messages_too(chromium, chat_page):
+    """Patching and patches apply the chat template to the second text, so that both texts have equal lengths."""
+    tab = Tab(chromium, chat_page[0])
+    tab.open("interpret?model=tiny-chat&text=the+fox&view=patching&other=the+dog")
+    tab.wait_for_view("patching")
+    assert tab.page.locator(".problem:not(:empty)").count() == 0
+    assert "patching" in tab.page.locator(".choices [aria-pressed=true]").first.inner_text().lower()
+    headings = tab.page.locator(".heat thead th").all_inner_texts()
+    assert sum("→" in heading for heading in headings) >= 1
+    tab.open("intervention?model=tiny-chat&text=the+fox&edits=blocks.0.attention:0:patch&source=the+dog")
+    tab.page.wait_for_selector(".python:has-text('PatchActivation')")
+    assert tab.page.locator(".problem:not(:empty)").count() == 0
+    tab.context.close()
+    assert tab.problems == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_mask_of_nothing_is_described_without_a_share_and_without_a_color(chromium, page, scheme):
     tab = Tab(chromium, page, color_scheme=scheme)
-    tab.open("mask?e=~full()")
+    tab.open("mask?e=~full()&n=64")
     tab.ready("mask ~full()")
     tab.page.locator(".catalogue .card").first.wait_for()
     text = tab.page.locator("#panel").inner_text()

@@ -40,6 +40,7 @@ def test_coffee_can_be_followed_switched_off_and_exported_in_six_clicks(tab):
     tab.page.wait_for_selector(".answer-output:has-text('café')")
     click(tab.page.locator(".answer-output .tok", has_text="café"))
     tab.page.wait_for_selector(".tour-list p:has-text('weight on “coffee”')")
+    assert tab.page.locator(".tour-list p", has_text="% of what it adds comes from “coffee”").count() == 1
     sentence = tab.page.locator(".tour-list p", has_text="weight on “coffee”").inner_text()
     assert re.search(r"To write “café”, cross-attention head \d\.\d puts", sentence)
     click(tab.page.locator(".tour-list li").last.get_by_role("link"))
@@ -111,10 +112,10 @@ def test_comparison_address_holds_the_state(tab):
     tab.page.get_by_label("Second text").fill("D A A C Z A")
     tab.page.wait_for_selector(".compared .answer-output:has-text('Z')")
     tab.page.get_by_role("button", name="blocks.0.attention, head 1").click()
-    tab.page.wait_for_selector(".where:has-text('blocks.0.attention, head 1')")
+    tab.page.wait_for_selector(".where:has-text('block 0, self-attention, head 1')")
     address = tab.hash
     tab.open(address)
-    tab.page.wait_for_selector(".where:has-text('blocks.0.attention, head 1')")
+    tab.page.wait_for_selector(".where:has-text('block 0, self-attention, head 1')")
     assert tab.page.get_by_label("Second text").input_value() == "D A A C Z A"
     tab.page.get_by_label("Second text").fill("D A A C B A")
     tab.page.get_by_label("Text", exact=True).fill("D A A C B A")

@@ -67,8 +67,28 @@ def test_patching_grid_restores_the_logit_fully_at_the_last_block(page, sorted_l
     position = input_["n_prompt"] - 1
     assert grid["restored"][-1][position] == pytest.approx(1, abs=1e-3)
     error = page.post("patching_grid", input_ | {"other_text": "D B"})
-    assert "expected the same number" in error["error"]
+    assert error["error"] == "this text has 3 tokens and the first one 4; expected the same number"
     assert error["field"] == "other_text"
+
+
+def test_patching_grid_explains_the_token_that_the_second_text_makes_least_probable(page, sorter, sorted_letters):
+    result, input_ = sorted_letters  # "D A C" → A C D
+    tokenizer = hub.pipeline("sort-dedup").tokenizer
+    other = torch.tensor([[*tokenizer.encode("D A B"), tokenizer.bos_id, *result["ids"][4:-1]]])
+    ids = torch.tensor(result["ids"])
+    with torch.no_grad():
+        logits = sorter(torch.cat([ids[None, :-1], other]))[:, 3:].log_softmax(-1)
+    first, second = logits[:, torch.arange(4), ids[4:]]
+    answer = page.post("patching_grid", input_ | {"other_text": "D A B"})
+    assert answer["step"] == int((first - second).argmax()) == 1
+    assert [grid["first"] for grid in answer["grids"]] == [2]  # "D A" is the same in both texts
+    assert answer["grids"][0]["restored"][0][:2] == [0, 0]
+    (last,) = page.post("patching_grid", input_ | {"other_text": "D A B", "blocks": ["blocks.2"]})["grids"]
+    assert last["rows"] == ["blocks.2"]
+    assert last["restored"][0] == pytest.approx(answer["grids"][0]["restored"][2], abs=1e-5)
+    error = page.post("patching_grid", input_ | {"other_text": "D A B", "blocks": ["blocks.7"]})
+    assert "unknown block 'blocks.7'" in error["error"]
+    assert answer["target"].strip() == "C"
 
 
 def test_induction_and_neurons_have_one_row_per_layer_and_neuron(page, sorted_letters):

@@ -14,6 +14,8 @@ function viewsOf(map) {
   return isShort ? ["Tokens and matrix", "Lines"] : ["Tokens", "Matrix", "Lines"];
 }
 
+let drawing = Promise.resolve(); // settled when the view is drawn
+
 // Change the selection and redraw.
 function go(changes) {
   const before = { ...state };
@@ -25,7 +27,7 @@ function go(changes) {
   if (!viewsOf(map).includes(state.view)) state.view = viewsOf(map)[0];
   const onlyRow = current && ["number", "head", "view", "pool"].every((name) => before[name] === state[name]);
   if (onlyRow) current.shade(state.row);
-  else draw();
+  else drawing = draw();
   if (!onlyRow || before.row !== state.row) detail(state.row);
   remember();
 }
@@ -306,12 +308,13 @@ async function paint() {
   current = null;
   go({});
   for (const extra of extras) extra.draw();
+  await drawing;
 }
 Object.assign(state, recalled());
-paint();
+const painted = paint();
 isDark.addEventListener("change", paint, { signal });
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { if (signal.aborted) return; current = null; draw(); extras.forEach((extra) => extra.draw()); }, 150); }, { signal });
 // Return the selected map for a surrounding page: its path, kind, stack, number of rows, and the head (null for the mean).
 const rowsOf = () => { const map = selectedMap(); return { path: map.path, kind: map.kind, stack: map.stack, length: tokens(map.rows).length, head: state.head >= map.heads ? null : state.head }; };
-const api = { go, state, mark, rowsOf };
+const api = { go, state, mark, rowsOf, painted };

@@ -84,28 +84,30 @@ function attentionFigure(i) {
   steps.forEach((step, j) => { if (step.branch === branch && step.section === section && step.kind !== "words") members.set(step.role, j); });
   const shown = FLOW.filter(([role]) => members.has(role)), at = (role) => headRows(steps[members.get(role)]);
   if (!members.has("weights")) return null;
-  const columns = shown.reduce((sum, [role]) => sum + at(role)[0].length, 0), room = Math.max(300, (document.getElementById("step")?.clientWidth || 900) - 40 * shown.length - 20);
-  const widest = Math.max(...shown.map(([role]) => at(role)[0].length)), tallest = Math.max(...shown.map(([role]) => at(role).length));
+  const isVector = (role) => ["q", "k", "v", "heads"].includes(role), widthOf = (role) => (isVector(role) ? steps[members.get(role)].shape.at(-1) : at(role)[0].length); // the page contains the first features of long vectors
+  const columns = shown.reduce((sum, [role]) => sum + widthOf(role), 0), room = Math.max(300, (document.getElementById("step")?.clientWidth || 900) - 40 * shown.length - 20);
+  const widest = Math.max(...shown.map(([role]) => widthOf(role))), tallest = Math.max(...shown.map(([role]) => at(role).length));
   const unit = Math.max(1.5, Math.min(14, 200 / tallest, Math.max(room / columns, Math.min(7, room / widest / 2.3))));
   const parts = shown.flatMap(([role, title], k) => {
     const j = members.get(role), rows = at(role), button = make("button", { type: "button", class: "part", "aria-pressed": String(j === state.step), onclick: () => go({ step: j }) },
-      framed(heatCanvas(rows, scale(role, rows), unit * rows[0].length, unit * rows.length), steps[j], rows, unit, role), make("b", {}, title), make("small", {}, `${rows.length} × ${role === "q" || role === "k" || role === "v" || role === "heads" ? steps[j].shape.at(-1) : rows[0].length}`));
+      framed(heatCanvas(rows, scale(role, rows), unit * rows[0].length, unit * rows.length), steps[j], rows, unit, role, widthOf(role)), make("b", {}, title), make("small", {}, `${rows.length} × ${widthOf(role)}`));
     return [...(k ? [make("span", { class: "operator", "aria-hidden": "true" }, BETWEEN[FLOW.findIndex(([name]) => name === role)])] : []), button];
   });
   const count = steps[members.get("weights")].values.length;
   const pick = make("div", { class: "choices", role: "group", "aria-label": "Head" }, ...Array.from({ length: Math.min(count, 32) }, (_, head) => make("button", { type: "button", "aria-pressed": String(head === state.head), onclick: () => go({ head }) }, String(head))));
   const follow = make("button", { type: "button", class: "follow", onclick: () => followToken() }, following ? "❚❚ Stop" : "▶ Follow one token");
-  return make("figure", { class: "flow" }, make("div", { class: "flow-bar" }, make("span", { class: "remark" }, "Head "), pick, follow), make("div", { class: "flow-row" }, ...parts), make("figcaption", { class: "remark" }, `All matrices are drawn to one scale. Select one to see its values.${state.token === null ? "" : ` The framed row is “${trimmed(steps[members.get("weights")].rows[state.token] ?? "")}”.`}`));
+  return make("figure", { class: "flow" }, make("div", { class: "flow-bar" }, make("span", { class: "remark" }, "Head "), pick, follow), make("div", { class: "flow-row" }, ...parts), make("figcaption", { class: "remark" }, `All matrices are drawn to one scale${shown.some(([role]) => widthOf(role) > at(role)[0].length) ? ", vectors with their first features" : ""}. Select one to see its values.${state.token === null ? "" : ` The framed row is “${trimmed(steps[members.get("weights")].rows[state.token] ?? "")}”.`}`));
 }
 // The rows of the selected head.
 const headRows = (step) => (step.shape.length > 2 ? step.values[Math.min(state.head, step.values.length - 1)] : step.values);
 // Add the value under the pointer as a tooltip, and the frame of the followed token.
-function framed(canvas, step, rows, unit, role) {
+function framed(canvas, step, rows, unit, role, width) {
   canvas.addEventListener("pointermove", (event) => {
     const j = Math.floor(event.offsetX / unit), i = Math.floor(event.offsetY / unit), value = rows[i]?.[j];
     if (value !== undefined) canvas.title = `${trimmed(step.rows[i] ?? String(i))}${step.columns.length ? ` → ${trimmed(step.columns[j] ?? "")}` : `, feature ${j}`}: ${role === "mask" ? (value ? "may attend" : "hidden") : number(value)}`;
   });
-  const box = make("span", { class: "framed" }, canvas);
+  const box = make("span", { class: width > rows[0].length ? "framed partial" : "framed" }, canvas);
+  box.style.width = `${unit * width + 2}px`; // with the border of the canvas
   if (state.token !== null && !["k", "v"].includes(role) && state.token < rows.length) {
     const frame = make("i", {});
     Object.assign(frame.style, { top: `${unit * state.token - 1}px`, height: `${unit + 2}px` });

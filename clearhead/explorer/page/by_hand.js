@@ -64,8 +64,8 @@ export function open(box, initial, { signal, remember }) {
   const set = (i, pair) => { const all = vectors(); all[i] = pair; go({ x: all.map((cells) => cells.join(",")).join(";") }); };
 
   function showList(all) {
-    if (rows.contains(document.activeElement) && rows.children.length === all.length + 1) return; // do not replace a field while the user types
-    rows.replaceChildren(...all.map((pair, i) => make("div", { className: "vector" }, make("b", { textContent: `x${i + 1}` }),
+    if (rows.contains(document.activeElement) && rows.children.length === all.length + 2) return; // do not replace a field while the user types
+    rows.replaceChildren(make("div", { className: "vector headings", ariaHidden: true }, make("b"), make("small", { textContent: "1st number" }), make("small", { textContent: "2nd number" })), ...all.map((pair, i) => make("div", { className: "vector" }, make("b", { textContent: `x${i + 1}` }),
       ...pair.map((cell, j) => make("input", { type: "text", value: cell, className: "code cell", ariaLabel: `x${i + 1}, ${j ? "second" : "first"} number`, on: {
         input(event) { const changed = vectors(); changed[i][j] = event.target.value; go({ x: changed.map((cells) => cells.join(",")).join(";") }); } } })),
       all.length > 3 ? make("button", { type: "button", textContent: "×", title: `Remove x${i + 1}`, ariaLabel: `Remove x${i + 1}`, on: { click() {
@@ -79,6 +79,8 @@ export function open(box, initial, { signal, remember }) {
     plane.replaceChildren(draw("rect", { class: "paper", width: SIDE, height: SIDE }),
       ...[-1, 1].flatMap((unit) => { const [x, y] = toPixels(unit, unit); return [draw("path", { class: "grid", d: `M${x} 0V${SIDE}M0 ${y}H${SIDE}` })]; }),
       draw("path", { class: "axis", d: `M${cx} 0V${SIDE}M0 ${cy}H${SIDE}` }),
+      ...[-1, 1].flatMap((unit) => { const [x, y] = toPixels(unit, unit), label = String(unit).replace("-", "−"); return [draw("text", { class: "tick", x, y: cy + 21, "text-anchor": "middle" }, label), draw("text", { class: "tick", x: cx - 13, y: y + 4, "text-anchor": "end" }, label)]; }),
+      draw("text", { class: "tick", x: SIDE - 5, y: cy + 14, "text-anchor": "end" }, "1st number"), draw("text", { class: "tick", x: cx + 6, y: 13 }, "2nd number"),
       ...ends.flatMap(([x, y], i) => (Number.isFinite(x + y) ? [draw("line", { class: "arrow", x1: cx, y1: cy, x2: x, y2: y })] : [])),
       ...(result ? result.outputs.values.map(([x, y], i) => { const [a, b] = toPixels(x, y); return draw("circle", { class: "output", cx: a, cy: b, r: 6 }, draw("title", {}, `output ${i + 1}`)); }) : []),
       ...ends.flatMap(([x, y], i) => {

@@ -55,7 +55,7 @@ export class CausalMap {
     const { rows, nHeads } = this.shape, heads = this.values.flatMap((row) => row.slice(0, nHeads)).filter((value) => value !== null && value !== undefined);
     const largest = Math.max(0.05, ...heads.map(Math.abs)); // of the heads, whose effects are smaller than those of whole layers
     const what = this.measure === "logit" ? `change of the logit of ${this.target} when a part is replaced; orange parts speak for the token` : `divergence of the prediction of ${this.target}, in nats, when a part is replaced`;
-    const grid = heatGrid({ caption: `${what}${nPending ? ` (${rows.length - nPending} of ${rows.length} layers computed …)` : "."}`, rows: rows.map(({ label, path }) => ({ label, title: path })), columns, values: this.values, largest, signed: this.measure === "logit", corner: "layer ↓ head →", className: rows.length > 16 ? "map-grid deep" : "map-grid",
+    const grid = heatGrid({ caption: `${what}${nPending ? ` (${rows.length - nPending} of ${rows.length} layers computed …)` : "."} Columns: heads, the whole attention layer, the feed-forward network (MLP), and the block skipped.`, rows: rows.map(({ label, path }) => ({ label, title: path })), columns, values: this.values, largest, signed: this.measure === "logit", corner: "layer ↓ head →", className: rows.length > 16 ? "map-grid deep" : "map-grid",
       title: (i, j) => `${rows[i].cells[j].path}${rows[i].cells[j].head === null ? "" : `, head ${rows[i].cells[j].head}`}: ${this.values[i][j] === null ? "not computed yet" : this.values[i][j].toFixed(3)}`,
       onClick: (i, j) => this.onClick(rows[i].cells[j]) });
     const focus = document.activeElement?.dataset?.cell;

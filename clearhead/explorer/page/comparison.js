@@ -1,11 +1,11 @@
 // Compare: two texts, two models or two checkpoints, side by side, with the difference in every view.
 import { diffLine } from "./diff.js";
 import { rowsOf } from "./causal_map.js";
-import { heatGrid } from "./heat.js";
+import { format, heatGrid } from "./heat.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
 import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, choices, field, gauge, make, pane, progress, ready, routeError, status } from "./tools.js";
+import { Latest, ask, choices, field, gauge, layerName, make, pane, progress, ready, routeError, status } from "./tools.js";
 
 // view: the view; model2, text2: the second run ("": as the first); own: "yes" lets the second model read its own output
 // and not that of the first; layer, head: of the weights; step: the output token.
@@ -104,7 +104,8 @@ export function open(box, initial, { signal, remember }) {
 
   const columnsOf = ({ tokens, positions, stack }) => tokens.map((label, i) => ({ label: shown(label), token: `${stack}${positions[i]}` }));
   const part = (title, ...content) => make("section", { className: "compared-part" }, make("h3", { textContent: title }), ...content);
-  const trio = (...parts) => make("div", { className: "trio" }, ...parts);
+  // The first run, the second run and the difference; the difference is on top if the pictures are too large for one row.
+  const pictures = (isLarge, first, second_, change) => make("div", { className: "trio" }, ...(isLarge ? [change, first, second_] : [first, second_, change]));
   const difference = "Difference: second − first";
 
   function outputs({ columns, is_comparable: isComparable }) {
@@ -127,27 +128,26 @@ export function open(box, initial, { signal, remember }) {
     const isCross = layer.endsWith("cross_attention"), isLong = Math.max(...maps.map(({ rows: axis, columns: other }) => Math.max(axis.tokens.length, other.tokens.length))) > 16;
     const grid = (map, i) => heatGrid({ caption: i === 2 ? "blue: more attention in the second run; orange: less; empty: a token without partner" : "attention weights", corner: "query ↓ key →", signed: i === 2, largest: 1, className: isLong ? "tiny" : "small",
       rows: columnsOf(map.rows), columns: columnsOf(map.columns), values: map.values.map((row) => row.map((value) => value ?? undefined)), title: (r, c) => `${shown(map.rows.tokens[r])} → ${shown(map.columns.tokens[c])}: ${map.values[r][c].toFixed(3)}` });
-    return [make("div", { className: "beside" }, overview, make("div", {}, make("h2", { className: "where", textContent: `${layer}, head ${head}` }), make("p", { className: "note", textContent: isCross ? "A row is the token about to be written, a column a token of the source." : "A row is the token that attends, a column the token that it attends to." }),
-      trio(part(`First: ${subject.model.name}`, grid(maps[0], 0)), part(`Second: ${model2.name}`, grid(maps[1], 1)), part(difference, grid(maps[2], 2)))))];
+    return [make("div", { className: "beside" }, overview, make("div", {}, make("h2", { className: "where", textContent: `${layerName(layer)}, head ${head}` }), make("p", { className: "note", textContent: isCross ? "A row is the token about to be written, a column a token of the source." : "A row is the token that attends, a column the token that it attends to." }),
+      pictures(isLong, part(`First: ${subject.model.name}`, grid(maps[0], 0)), part(`Second: ${model2.name}`, grid(maps[1], 1)), part(difference, grid(maps[2], 2)))))];
   }
 
   function lens({ sides, difference: change, is_comparable: isComparable }) {
     const grid = ({ rows, tokens, positions, texts, probabilities }, values = probabilities, labels = texts, signed = false, caption = "probability of the most probable next token") => {
       const order = rows.map((_, i) => rows.length - 1 - i);
-      return heatGrid({ caption, corner: "after ↓ token read →", signed, largest: 1, rows: order.map((i) => ({ label: short(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shown(label), token: `t${positions[j]}` })),
+      return heatGrid({ caption, corner: "after ↓ token read →", signed, largest: 1, className: rows.length > 12 ? "deep" : "", rows: order.map((i) => ({ label: short(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shown(label), token: `t${positions[j]}` })),
         values: order.map((i) => values[i].map((value) => value ?? undefined)), texts: order.map((i) => labels[i].map(shown)), title: (i, j) => `${rows[order[i]]}: ${labels[order[i]][j]} ${values[order[i]][j]?.toFixed(3) ?? ""}` });
     };
-    const labels = change.map((row) => row.map((value) => (value === null ? "" : value === -1 ? "≠" : value.toFixed(2).replace("-", "−"))));
+    const labels = change.map((row) => row.map((value) => (value === null ? "" : value === -1 ? "≠" : format(value))));
     return [make("p", { className: "note", textContent: "The most probable next token after every block; the top row is the model's output." }),
-      part(`First: ${subject.model.name}`, grid(sides[0])), part(`Second: ${model2.name}`, grid(sides[1])),
-      part(difference, isComparable ? grid(sides[0], change, labels, true, "change of the probability; ≠: the two runs predict different tokens; empty: a token without partner") : make("p", { className: "note", textContent: "The models have different blocks, so there is no difference block by block." }))];
+      pictures(sides[0].rows.length > 12, part(`First: ${subject.model.name}`, grid(sides[0])), part(`Second: ${model2.name}`, grid(sides[1])), part(difference, isComparable ? grid(sides[0], change, labels, true, "change of the probability; ≠: the two runs predict different tokens; empty: a token without partner") : make("p", { className: "note", textContent: "The models have different blocks, so there is no difference block by block." })))];
   }
 
   function streams({ stacks }) {
     return stacks.flatMap(({ stack, rows, axes, norms, difference: distances }) => {
       const largest = Math.max(...norms.flat(2)), className = axes[0].tokens.length > 16 ? "tiny" : "small", heads = rows.map((path) => ({ label: short(path), title: path }));
       const grid = (axis, values, caption, most) => heatGrid({ caption, corner: "block ↓ token →", signed: false, largest: most, className, rows: heads, columns: columnsOf(axis), values: values.map((row) => row.map((value) => value ?? undefined)) });
-      return [...(stack ? [make("h2", { className: "where", textContent: stack })] : []), trio(part(`First: ${subject.model.name}`, grid(axes[0], norms[0], "norm of the residual stream", largest)), part(`Second: ${model2.name}`, grid(axes[1], norms[1], "norm of the residual stream", largest)),
+      return [...(stack ? [make("h2", { className: "where", textContent: `${stack[0].toUpperCase()}${stack.slice(1)}` })] : []), pictures(rows.length > 12, part(`First: ${subject.model.name}`, grid(axes[0], norms[0], "norm of the residual stream", largest)), part(`Second: ${model2.name}`, grid(axes[1], norms[1], "norm of the residual stream", largest)),
         part("Difference: 1 − cosine", grid(axes[0], distances, "0: same direction; empty: a token without partner", Math.max(0.1, ...distances.flat().filter((value) => value !== null)))))];
     });
   }
@@ -163,7 +163,7 @@ export function open(box, initial, { signal, remember }) {
       const grid = (name, caption) => heatGrid({ caption, corner: "layer ↓ head →", largest, className: common.length > 16 ? "map-grid deep" : "map-grid small", rows: common.map(({ label, path }) => ({ label, title: path })), columns, values: cellsOf(name) });
       const title = (model, name, target) => `${name}: ${model.name}, logit of “${shown(target)}”`;
       stage.show(make("p", { className: "note", textContent: `Change of the logit of the selected output token when a part is set to zero${pending.length ? ` (${common.length - pending.length} of ${common.length} layers computed …)` : ""}. Orange parts speak for the token.` }),
-        trio(part(title(subject.model, "First", targets[0]), grid("first", "change of the logit")), part(title(model2, "Second", targets[1]), grid("second", "change of the logit")), part(difference, grid("difference", "blue: the part speaks less for the token in the second run"))));
+        pictures(common.length > 16, part(title(subject.model, "First", targets[0]), grid("first", "change of the logit")), part(title(model2, "Second", targets[1]), grid("second", "change of the logit")), part(difference, grid("difference", "blue: the part speaks less for the token in the second run"))));
     };
     const pair = inputs(), steps = { first_step: step(subject.last), second_step: pair.second.ids === subject.last.ids ? step(subject.last) : step(second) };
     requests.run(async (stop) => {

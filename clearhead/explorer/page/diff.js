@@ -14,5 +14,8 @@ export function wordDiff(before, after) {
   return words;
 }
 
-// Create a line with the words of `after`; changed words are marked, and removed ones struck out.
-export const diffLine = (before, after) => make("span", {}, ...wordDiff(before, after).map(([word, kind]) => (kind === "same" ? word : make(kind === "old" ? "del" : "ins", { textContent: word }))));
+// Create a line with the words of `after`; changed words are marked, and removed ones struck out. Spaces are not marked.
+export const diffLine = (before, after) => make("span", {}, ...wordDiff(before, after).flatMap(([word, kind]) => {
+  const text = word.trimStart();
+  return [word.slice(0, word.length - text.length), kind === "same" ? text : make(kind === "old" ? "del" : "ins", { textContent: text })];
+}));

@@ -1,5 +1,5 @@
 // Attribution of an image: the probabilities of every image model, and maps that explain their predictions.
-import { cells, gauge, make, saveButtons } from "./tools.js";
+import { architectureName, cells, gauge, make, saveButtons } from "./tools.js";
 
 export function digitView({ models }, pad) {
   return make("div", { className: "predictions" }, ...models.map((model) => result(model, pad.bytes())));
@@ -10,7 +10,7 @@ function result({ name, architecture, probabilities, pixel_attribution: attribut
   const bars = make("table", { className: "plain probabilities" }, make("caption", { textContent: "Probabilities" }), make("tbody", {}, ...probabilities.map((p, i) =>
     make("tr", { className: i === best ? "selected" : "" }, make("th", { scope: "row", textContent: i }), gauge(p), make("td", { textContent: p >= 0.001 ? p.toFixed(3) : "<0.001" })))));
   const map = (values, title, file) => { const svg = overlay(values, pixels, title); return make("figure", {}, svg, make("figcaption", {}, `${title} `, saveButtons(`${name}-${file}`, svg))); };
-  return make("article", {}, make("h2", {}, `${name}: `, make("b", { className: "answer-digit", textContent: best })), make("p", { className: "note", textContent: architecture }), bars,
+  return make("article", {}, make("h2", {}, `${name}: `, make("b", { className: "answer-digit", textContent: best })), make("p", { className: "note", textContent: architectureName(architecture) }), bars,
     make("div", { className: "maps" }, map(attribution, "Pixel attribution", "pixels"), attention ? map(attention, "Attention rollout", "attention") : null));
 }
 

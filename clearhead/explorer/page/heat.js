@@ -1,7 +1,8 @@
 // A labeled grid of numbers as a table: rows and columns have names, every cell a value, and the colors a scale.
 import { make } from "./tools.js";
 
-const format = (value) => (value === null ? "" : Math.abs(value) < 0.005 ? ".00" : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 0.995 ? value.toFixed(1) : value.toFixed(2)).replace("-", "−").replace(/^(−?)0\./, "$1.");
+// "−.25", "1.0" or "104": short enough for a cell.
+export const format = (value) => (value === null ? "" : Math.abs(value) < 0.005 ? ".00" : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 0.995 ? value.toFixed(1) : value.toFixed(2)).replace("-", "−").replace(/^(−?)0\./, "$1.");
 const whole = (value) => Number(value.toPrecision(3)).toString().replace("-", "−");
 
 const theme = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

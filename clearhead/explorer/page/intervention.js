@@ -24,7 +24,7 @@ const parse = (text) => text.split(";").filter(Boolean).map((entry) => {
 const format = (specs) => specs.map(({ path, heads, kind, factor, positions }) => [path, heads.join("+"), kind, kind === "scale" ? factor : "", positions.join("+")].join(":").replace(/:+$/, "")).join(";");
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial, mt: Number(initial.mt) || 1 }, requests = new Latest(signal), out = pane("changes"), mapPane = pane("map");
+  const state = { ...DEFAULTS, ...initial, mt: Number(initial.mt) || 1 }, requests = new Latest(signal), effect = pane("effect"), out = pane("changes"), mapPane = pane("map");
   const tool = { kind: "zero", factor: 0.5 }, save = () => remember(state, DEFAULTS); // what a click does
   const answer = answerLine((step) => { subject.select(step); state.step = String(step); save(); map.load(subject, step); showAnswer(); change({}); });
   const factor = slider("Factor", [-2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1.25, 1.5, 2, 3, 5], 0.5, (value) => { tool.factor = value; }, { min: -100, max: 100 });
@@ -35,11 +35,14 @@ export function open(box, initial, { signal, remember }) {
   const kinds = choices("Kind of intervention", KINDS, "zero", (kind) => { tool.kind = kind; showTool(); });
   const controls = make("section", { className: "tools" }, make("h3", { textContent: "Click a cell of the map to apply" }), kinds, factor, source, make("details", { className: "sampling", open: Boolean(state.mask || state.at || state.mt !== 1) }, make("summary", { textContent: "Mask, temperature, tokens" }), make("div", {}, temperature, mask, at, token)));
   const undo = button("Undo all", () => reset()), omitted = make("p", { className: "problem omitted", role: "alert" });
-  const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel: dropUnknown, onRun, onFail: (error) => out.fail(error.message), onLoading: () => out.loading() });
+  const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, controls: [controls], onModel: dropUnknown, onRun, onFail: fail, onLoading: loading });
   const map = new CausalMap(mapPane, signal, { onClick: toggleCell, onShown: markCells, measure: state.measure, onMeasure: (measure) => { state.measure = measure; save(); } });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model writes the selected token? Select a token above, then click a cell to switch that part off." }), make("div", { className: "form tight" }, undo, saveButton("interventions"))), omitted, mapPane, out);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Which part of the model writes the selected token? Select a token above, then click a cell to switch that part off." }), make("div", { className: "form tight" }, undo, saveButton("interventions"))), omitted, make("div", { className: "map-row" }, mapPane, effect), out);
   const fields = { mask, patch_text: source, replacement: token, target_position: at };
   let result = null;
+
+  function loading() { effect.loading(); out.loading(""); }
+  function fail({ message }) { effect.fail(message); out.fail(""); }
 
   // Why the model cannot apply an intervention, or "".
   function problemOf({ path, heads, kind }) {
@@ -118,10 +121,10 @@ export function open(box, initial, { signal, remember }) {
     markCells();
     for (const boxed of Object.values(fields)) boxed.problem("");
     if (state.at !== "" && !/^\d+$/.test(state.at.trim())) return at.problem(`expected a position, a whole number from 0 to ${subject.last.ids.length - 1}; the token is not replaced`);
-    out.loading();
-    const body = { ...subject.input, interventions: parse(state.edits), patch_text: state.source, mask: state.mask, attention_temperature: state.mt, temperature: subject.setting("t", "temperature"), seed: Number(state.seed),
+    loading();
+    const body = { ...subject.input, chat: subject.hasChat, interventions: parse(state.edits), patch_text: state.source, mask: state.mask, attention_temperature: state.mt, temperature: subject.setting("t", "temperature"), seed: Number(state.seed),
       target_position: state.at === "" ? null : Number(state.at), replacement: state.token, layer: state.layer, head: state.head === "" ? null : Number(state.head), step: subject.step };
-    requests.run((stop) => ask("intervene", body, { signal: stop }), (arrived) => { result = arrived; showAnswer(); show(arrived); }, (error) => { routeError(error, fields, (message) => out.fail(message)); ready("error"); });
+    requests.run((stop) => ask("intervene", body, { signal: stop }), (arrived) => { result = arrived; showAnswer(); show(arrived); }, (error) => { routeError(error, fields, (message) => fail({ message })); ready("error"); });
   }
 
   function show({ before, after, changes, python }) {
@@ -137,12 +140,12 @@ export function open(box, initial, { signal, remember }) {
       chip.style.setProperty("--w", `${Math.round(60 * Math.min(1, changes.kl[i] ?? 0))}%`);
       return chip;
     }));
-    out.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No intervention yet: click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : ""), hasChanged ? kl : null,
-      sides([make("h3", { textContent: "Original" }), bars(before.candidates, null)], [make("h3", { textContent: "With interventions" }), bars(after.candidates, before.candidates)]),
-      make("h3", { className: "top-gap", textContent: "Attention weights" }), make("div", { className: "form" }, layer, head),
+    effect.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No intervention yet: click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : "", isEdited && result.now_writes === result.writes ? " The text stays the same, because other parts do the same work: click more orange cells." : ""), hasChanged ? kl : null,
+      side(isEdited ? bars(after.candidates, before.candidates) : bars(before.candidates, null)));
+    out.show(make("h3", { textContent: "Attention weights" }), make("div", { className: "form" }, layer, head),
       isEdited && isSame ? make("p", { className: "note", textContent: "The interventions leave these weights as they are; a head is switched off after its weights are computed." }) : null,
       isSame ? weights(before, isEdited ? "Original and with interventions" : "Original") : sides([weights(before, "Original")], [weights(after, "With interventions")]),
-      make("div", { className: "answer top-gap" }, activations.length ? make("table", { className: "plain gauges" }, make("caption", { textContent: "Relative change of each output; share of attention that moved (means)" }), make("tbody", {}, ...activations.map(({ path, kind, mean }) =>
+      make("div", { className: "top-gap" }, activations.length ? make("table", { className: "plain gauges" }, make("caption", { textContent: "How far the rest of the model changes: relative change of each output, share of attention that moved (means over positions)" }), make("tbody", {}, ...activations.map(({ path, kind, mean }) =>
         make("tr", {}, make("th", { scope: "row", title: path, textContent: `${layerName(path)} ${kind}` }), gauge((mean ?? largest) / largest), make("td", { textContent: mean === null ? "∞" : mean.toPrecision(3) }))))) : null, make("div", {}, make("h3", { textContent: "The same in Python" }), make("pre", { className: "python", tabIndex: 0, textContent: python }),
         button("Copy", async () => { await navigator.clipboard.writeText(python).then(() => status("copied"), () => status("the browser does not allow copying; select the text instead")); }))));
     ready(`intervention ${logits.top1_changed} ${logits.kl_largest.toPrecision(3)}`);
@@ -157,7 +160,7 @@ export function open(box, initial, { signal, remember }) {
       rows: labels(rowTokens, values.length, isSource ? "s" : "t", isCross ? 1 : 0), columns: labels(columnTokens, values[0].length, isSource || isCross ? "s" : "t", 0), values });
   }
 
-  const bars = (candidates, original) => make("table", { className: "plain probabilities" }, make("caption", { textContent: `${subject.step === null ? "Next token" : `Output token ${subject.step + 1}`}: probabilities${original ? " (tick: original)" : ""}` }), make("tbody", {},
+  const bars = (candidates, original) => make("table", { className: "plain probabilities" }, make("caption", { textContent: `${subject.step === null ? "Next token" : `Output token ${subject.step + 1}`}: probabilities${original ? " with the interventions (tick: original)" : ""}` }), make("tbody", {},
     ...candidates.map(({ id, token: text, probability }) => make("tr", {}, make("th", { scope: "row", textContent: text }), gauge(probability, original?.find((candidate) => candidate.id === id)?.probability ?? null), make("td", { textContent: probability >= 0.001 ? probability.toFixed(3) : "<0.001" })))));
 
   subject.open();

@@ -1,8 +1,8 @@
 // Masks: an expression with completion and errors at their column; drawing, count, plan, predicted cost, catalogue.
-import { Latest, ask, cells, count, field, make, progress, ready, saveButtons, slider, status, table } from "./tools.js";
+import { Latest, ask, cells, count, field, make, pane, progress, ready, saveButtons, slider, status, table } from "./tools.js";
 
 // e: the expression; n: the number of tokens.
-const DEFAULTS = { e: "causal() & (window(8, 0) | every(16))", n: 64 };
+const DEFAULTS = { e: "causal() & (window(64, 0) | every(128))", n: 1024 };
 const LENGTHS = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072];
 
 export function open(box, initial, { signal, remember }) {
@@ -13,7 +13,7 @@ export function open(box, initial, { signal, remember }) {
   const list = make("ul", { id: "completions", role: "listbox", hidden: true, className: "completions" });
   const errorBox = make("pre", { className: "caret", role: "alert" }), out = make("div", { className: "answer" });
   const length = slider("Tokens", LENGTHS, state.n, (n) => go({ n }), { min: 1, max: 1 << 17, integer: true });
-  const catalogue = make("div", { className: "catalogue" });
+  const catalogue = pane("patterns"), axes = () => make("p", { className: "axes", textContent: "query ↓ key →" });
   const complete = completing(input, list, () => go({ e: input.value }));
   box.append(
     make("h1", { textContent: "Masks" }),
@@ -46,8 +46,8 @@ export function open(box, initial, { signal, remember }) {
     const patch = result.patch && cells(result.patch.cells, `${result.expression}: ${result.patch.caption}`);
     out.replaceChildren(
       ...(patch ? [make("figure", {}, patch, make("figcaption", {}, `One patch: ${result.patch.caption} `, saveButtons("patch", patch)))] : []),
-      make("figure", {}, drawing, make("figcaption", {}, `Allowed pairs: ${result.caption} `, saveButtons("mask", drawing))),
-      make("figure", {}, planDrawing, make("figcaption", {}, plan.density >= 1 ? "Pairs that a GPU computes: all of them " : "Pairs that a GPU computes, in blocks ", saveButtons("plan", planDrawing))),
+      make("figure", {}, axes(), drawing, make("figcaption", {}, `Allowed pairs: ${result.caption} `, saveButtons("mask", drawing))),
+      make("figure", {}, axes(), planDrawing, make("figcaption", {}, plan.density >= 1 ? "Pairs that a GPU computes: all of them " : "Pairs that a GPU computes, in blocks ", saveButtons("plan", planDrawing))),
       make("div", { className: "facts" },
         table("Count", ["", ""], [
           ["Pairs allowed", `${count(result.allowed)} of ${count(result.queries * result.keys)}`],
@@ -65,15 +65,16 @@ export function open(box, initial, { signal, remember }) {
   }
 
   go({});
+  catalogue.loading("Drawing the catalogue …");
   listing.run((stop) => ask("mask_catalogue", {}, { signal: stop, onProgress: progress }), ({ patterns, functions }) => {
     status("");
     complete(functions);
-    catalogue.replaceChildren(...patterns.map((pattern) => make("button", { type: "button", className: "card", title: pattern.expression, on: { click() {
+    catalogue.show(make("div", { className: "catalogue" }, ...patterns.map((pattern) => make("button", { type: "button", className: "card", title: pattern.expression, on: { click() {
       length.set(pattern.queries);
       go({ e: pattern.expression, n: pattern.queries });
       scrollTo({ top: 0, behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-    } } }, cells(pattern.cells, pattern.expression, 96), make("span", { textContent: pattern.name }))));
-  }, (error) => status(error.message));
+    } } }, cells(pattern.cells, pattern.expression, 96), make("span", { textContent: pattern.name })))));
+  }, (error) => { status(""); catalogue.fail(error.message); });
 }
 
 // Completion of function names: arrow keys select, Enter or Tab accepts, Escape closes. Returns a setter of the functions.

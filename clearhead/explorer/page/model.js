@@ -73,15 +73,16 @@ export function open(box, initial, { signal, remember }) {
     switchOff.hidden = true;
     const { model } = subject, length = subject.last.ids?.length ?? 0, isLong = length > LONG, wait = length > 96 ? 350 : 60;
     const ask_ = (action, more = {}) => (stop) => ask(action, { ...subject.input, ...more }, { signal: stop, onProgress: progress });
-    const run = (send, show) => { stage.loading(); requests.run(send, (result) => { status(""); show(result, newSignal()); document.documentElement.dataset.shown = `${state.view} ${(result.maps ?? result.steps ?? result.nodes ?? result.models).length}`; }, fail, wait); };
+    const run = (send, show) => { stage.loading(); requests.run(send, async (result) => { const ended = newSignal(); status(""); await show(result, ended); if (!ended.aborted) document.documentElement.dataset.shown = `${state.view} ${(result.maps ?? result.steps ?? result.nodes ?? result.models).length}`; }, fail, wait); };
     if (!model.layers.length && state.view !== "pixels") return stage.empty("This model has no attention layers.");
     if (isLong) state.layer ||= model.layers.at(-1).path;
-    if (state.view === "attention") run(ask_("attention", { layer: isLong && !subject.last.source.length ? state.layer : "" }), (result, ended) => {
+    if (state.view === "attention") run(ask_("attention", { layer: isLong && !subject.last.source.length ? state.layer : "" }), async (result, ended) => {
       const choice = result.maps.length < model.layers.length ? layerSelect(model.layers, state.layer, (layer) => { Object.assign(state, { layer, at: "" }); save(); showView(); }) : null;
       view = attentionView(stage, result, place(), ended, choice);
       switchOff.hidden = !model.can_generate;
       if (subject.step !== null || !state.at) selectRow(subject.shownStep ?? 0);
       if (model.input === "image") showClass(result);
+      await view.painted;
     });
     else if (state.view === "steps") run(ask_("walkthrough"), (result, ended) => { stepsView(stage, result, place(), ended); if (model.input === "image") showClass(result); });
     else if (state.view === "beams") run(ask_("beam_search", { width: state.width }), (result) => stage.show(...beams(result, state.width, (changes) => { Object.assign(state, changes); save(); showView(); })));

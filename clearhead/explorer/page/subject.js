@@ -2,7 +2,7 @@
 // one request, `run`; everything else receives the ids of its result.
 import { drawingPad } from "./drawing.js";
 import { recorder } from "./recorder.js";
-import { Latest, ask, button, choices, field, gauge, make, ready, routeError, slider } from "./tools.js";
+import { Latest, architectureName, ask, button, choices, field, gauge, make, ready, routeError, slider } from "./tools.js";
 
 // w: generated ids, as in "" (generate all), "none", "12,7" or "12,7+" (generate the rest after these);
 // t, k, p, n, seed: sampling ("" is the model's own); chat: "no" omits the chat template; ink: strokes of a drawing.
@@ -73,7 +73,7 @@ export class Subject {
     this.pick.value = model.name;
     this.pause();
     if (!keepState || name !== model.name) Object.assign(state, { text: "", w: "", t: "", k: "", p: "", chat: "" });
-    this.facts.textContent = `${model.architecture}, ${shortCount(model.parameters)} parameters${model.input === "text" ? `, up to ${model.max_tokens.toLocaleString("en")} tokens` : ""}`;
+    this.facts.textContent = `${architectureName(model.architecture)}, ${shortCount(model.parameters)} parameters${model.input === "text" ? `, up to ${model.max_tokens.toLocaleString("en")} tokens` : ""}`;
     this.facts.title = model.description;
     this.examples.replaceChildren(...(model.input === "text" ? model.examples.map((example) => button(example.replace(/\n/g, " ⏎ "), () => { this.text.value = example; this.go({ text: example, w: "" }); this.text.focus(); }, { title: example })) : []));
     state.text ||= model.input === "text" ? model.examples[0] : "";
@@ -113,6 +113,9 @@ export class Subject {
     this.sampling.firstElementChild.textContent = t === 0 ? "Sampling: greedy" : `Sampling: temperature ${t}`;
   }
 
+  // Whether texts are messages, to which the chat template is applied.
+  get hasChat() { return this.model.has_chat_template && this.state.chat !== "no"; }
+
   // The input of the model for all actions but `run`: the ids of the last run.
   get input() {
     if (this.model.input === "image") return { model: this.model.name, pixels: this.pad.bytes() };
@@ -133,7 +136,7 @@ export class Subject {
       return this.requests.run((stop) => ask("listen", this.input, { signal: stop }), (result) => this.onRun(this.last = { ...result, model: this.model.name }), (error) => this.fail(error));
     }
     const { w } = this.state, isComplete = w === "" || w.endsWith("+");
-    const body = { model: this.model.name, text: this.state.text, chat: this.model.has_chat_template && this.state.chat !== "no",
+    const body = { model: this.model.name, text: this.state.text, chat: this.hasChat,
       generated_ids: w === "none" ? [] : w.split(/[,+]/).filter(Boolean).map(Number), complete: isComplete && this.model.can_generate, max_new_tokens: Number(this.state.n),
       temperature: this.setting("t", "temperature"), top_k: this.setting("k", "top_k") || null, top_p: this.setting("p", "top_p") < 1 ? this.setting("p", "top_p") || null : null, seed: Number(this.state.seed) };
     this.onLoading();

@@ -211,6 +211,7 @@ export const table = (caption, headings, rows) => make("table", { className: "pl
     (cell instanceof Node && (cell.tagName === "TD" || cell.tagName === "TH") ? cell : make(i ? "td" : "th", { ...(i ? {} : { scope: "row" }) }, cell ?? "")))))));
 
 // Return the name of a module for people: "decoder block 2, cross-attention".
+export const architectureName = (name) => ({ EncoderDecoder: "Encoder-decoder", VisionTransformer: "Vision Transformer", CTCEncoder: "CTC encoder" })[name] ?? name;
 export const layerName = (path) => path.replace(/(^|\.)blocks\.(\d+)/, (_, dot, n) => `${dot ? " " : ""}block ${n}`).replace(".cross_attention", ", cross-attention").replace(".attention", ", self-attention").replace(/\.feed_forward(\.\w+)?$/, ", feed-forward");
 
 // ---------------------------------------------------------------------- numbers

@@ -11,7 +11,7 @@ export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial }, requests = new Latest(signal), stage = pane("tour-steps"), save = () => remember(state, DEFAULTS);
   const answer = answerLine((step) => { state.step = String(step); save(); onRun(subject.last); });
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading() });
-  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Seven computed sentences about one output token. Select another token of the output to ask about it." }), saveButton("tour")), stage);
+  modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Seven computed sentences about one output token. Select another token of the output to ask about it. Head 2.5 is head 5 of layer 2, counted from 0." }), saveButton("tour")), stage);
 
   function onRun(run) {
     const step = state.step !== "" && Number(state.step) < run.steps.length ? Number(state.step) : null;

@@ -113,7 +113,7 @@ export function open(box, initial, { signal, remember }) {
       return canvas;
     };
     const isPressed = (map, h) => String(map === selected && h === head);
-    return make("div", { className: "film-heads" }, make("h3", { textContent: "All heads" }), ...maps.map((map) => make("div", { className: "film-row" }, make("span", { className: "code", textContent: short(map.path) }),
+    return make("div", { className: "film-heads" }, make("h3", { textContent: "All heads" }), make("div", { className: "film-row numbers", ariaHidden: true }, make("span", { className: "code", textContent: "layer ↓ head →" }), ...Array.from({ length: Math.max(...maps.map((map) => map.n_heads)) }, (_, h) => make("small", { textContent: h }))), ...maps.map((map) => make("div", { className: "film-row" }, make("span", { className: "code", textContent: short(map.path) }),
       ...Array.from({ length: map.n_heads }, (_, h) => make("button", { type: "button", className: "film-head", ariaPressed: isPressed(map, h), ariaLabel: `${map.path}, head ${h}`, title: `${map.path}, head ${h}`, on: { click() { state.map = `${map.path}:${h}`; save(); show(log.steps[range.value]); } } }, picture(map, h))))));
   }
 
