@@ -48,7 +48,7 @@ class BlockIndex:
         row_bits: (…, M) int64, per row one word for 64 partial positions; bits beyond the list are 0.
         skipped_residue: (modulus, residue) of the columns omitted from partial ranges; modulus 0: none.
         column_ids: (…,) int32; if present, column ranges index into it.
-        block_table: (N, 7) int32 the work items of an index built on the device, without numbers of tiles.
+        block_tables: The work items (N, 7) of an index built on the device, by the columns of a tile.
         max_pairs: Upper bound of the computed pairs, for predictions that do not read the lists; None: exact."""
 
     n_rows: int
@@ -65,7 +65,7 @@ class BlockIndex:
     row_bits: Tensor | None = None
     skipped_residue: tuple[int, int] = (0, 0)
     column_ids: Tensor | None = None
-    block_table: Tensor | None = None
+    block_tables: dict[int, Tensor] | None = None
     max_pairs: int | None = None
     _memo: dict[object, Any] = field(default_factory=dict, compare=False)  # see `memoize`
 

@@ -57,12 +57,12 @@ def sample(part: RandomPairs, T: int, device: torch.device) -> Samples:
 
 def index_samples(samples: Samples, M: int, *, transposed: bool) -> BlockIndex:
     """Return the index of the samples in blocks of M rows, or of M columns if transposed."""
-    from clearhead.attention.sparse.triton_random_pairs import BLOCK_FIELDS, LIST_SAMPLES, LIST_TRANSPOSED
+    from clearhead.attention.sparse.triton_random_pairs import BLOCK_FIELDS, LIST_SAMPLES, LIST_TRANSPOSED, TILE_COLUMNS
 
     T, width = samples.columns.shape
     N, count = -(-T // M), T * width
     aligned = -(-N // 4) * 4  # kernels assume addresses that are multiples of 16 bytes
-    sizes = [aligned * BLOCK_FIELDS, aligned * 3, N * M * 2, count]
+    sizes = [2 * aligned * BLOCK_FIELDS, aligned * 3, N * M * 2, count]
     results = torch.empty(sum(sizes), dtype=torch.int32, device=samples.columns.device).split(sizes)
     blocks, ranges, bounds, columns = results
     constants = (width, 1 << (width - 1).bit_length(), M)
@@ -75,7 +75,8 @@ def index_samples(samples: Samples, M: int, *, transposed: bool) -> BlockIndex:
         LIST_SAMPLES(
             (N, 1, 1), (samples.columns, allowed, *results), (T,), (*constants, samples.allowed is not None)
         )  # fmt: skip
-    table = blocks[: N * BLOCK_FIELDS].view(N, BLOCK_FIELDS)
+    tables = blocks.view(2, aligned, BLOCK_FIELDS)[:, :N].unbind()
+    table = tables[0]
     return BlockIndex(
         T,
         T,
@@ -87,6 +88,6 @@ def index_samples(samples: Samples, M: int, *, transposed: bool) -> BlockIndex:
         row_mask_start=table[:, 6],
         row_bounds=bounds.view(-1, 2),
         column_ids=columns,
-        block_table=table,
+        block_tables=dict(zip(TILE_COLUMNS, tables, strict=True)),
         max_pairs=count * M,
     )

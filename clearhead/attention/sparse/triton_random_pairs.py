@@ -17,6 +17,8 @@ _DRAWS = tl.constexpr(1 + ROUNDS)
 _STEP = tl.constexpr(0x9E3779B9)
 BLOCK_FIELDS = 7
 """Fields per block, in the order of `WorkSchedule.work_items`."""
+TILE_COLUMNS = (64, 32)
+"""Columns of the tiles for which the kernels store a table of work items each."""
 _FIELDS = tl.constexpr(BLOCK_FIELDS)
 
 
@@ -62,21 +64,28 @@ def sample_kernel(sampled_ptr, T, seed, W: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _store_block(blocks_ptr, ranges_ptr, bounds_ptr, n, start, total, low, high, M: tl.constexpr):
-    """Store one block: its entry of the table, its column range, and the interval that each row sees."""
+    """Store one block: its entries of the two tables, its column range, and the interval that each row sees."""
+    _store_work_item(blocks_ptr, n, (total + 63) // 64, total, M)
+    _store_work_item(blocks_ptr + (tl.num_programs(0) + 3) // 4 * (4 * _FIELDS), n, (total + 31) // 32, total, M)
     r = tl.arange(0, M)
-    block = blocks_ptr + n * _FIELDS
-    tl.store(block, n)
-    tl.store(block + 1, 0)
-    tl.store(block + 2, 0)
-    tl.store(block + 3, -1)
-    tl.store(block + 4, 0)
-    tl.store(block + 5, total)
-    tl.store(block + 6, n * M)
     tl.store(ranges_ptr + n * 3, start)
     tl.store(ranges_ptr + n * 3 + 1, 1)
     tl.store(ranges_ptr + n * 3 + 2, total)
     tl.store(bounds_ptr + (n * M + r) * 2, low.to(tl.int32))
     tl.store(bounds_ptr + (n * M + r) * 2 + 1, high.to(tl.int32))
+
+
+@triton.jit
+def _store_work_item(table_ptr, n, n_tiles, total, M: tl.constexpr):
+    """Store the work item of a block; see `WorkSchedule.work_items`."""
+    block = table_ptr + n * _FIELDS
+    tl.store(block, n)
+    tl.store(block + 1, 0)
+    tl.store(block + 2, n_tiles)
+    tl.store(block + 3, -1)
+    tl.store(block + 4, 0)
+    tl.store(block + 5, total)
+    tl.store(block + 6, n * M)
 
 
 @triton.jit(do_not_specialize=["T"])

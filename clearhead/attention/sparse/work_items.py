@@ -40,8 +40,8 @@ def schedule(block_index: BlockIndex, N: int, heads: int, keep_empty: bool, lock
     """Return the schedule in tiles of N positions for `heads` (batch × heads) at once.
 
     `lockstep`: every pattern has the same blocks, none of them split."""
-    if block_index.block_table is not None:
-        return _schedule_on_device(block_index, block_index.block_table, N)
+    if block_index.block_tables is not None:
+        return _schedule_on_device(block_index, block_index.block_tables, N)
     start, step, end = block_index.column_ranges.long().unbind(-1)
     begin = torch.nn.functional.pad(end, (1, 0))[:, :-1]
     # Extrapolated to list position 0: a kernel then adds step × position. At least one range remains, even if empty.
@@ -58,12 +58,13 @@ def schedule(block_index: BlockIndex, N: int, heads: int, keep_empty: bool, lock
     return WorkSchedule(ranges.int().contiguous(), work_items, reductions.to(items.device), n_partials)
 
 
-def _schedule_on_device(block_index: BlockIndex, table: Tensor, N: int) -> WorkSchedule:
+def _schedule_on_device(block_index: BlockIndex, tables: dict[int, Tensor], N: int) -> WorkSchedule:
     """Return the schedule of lists of similar length, of which none is split, without reading their lengths."""
-    work_items = table.clone()
-    torch.div(table[:, 5] + (N - 1), N, rounding_mode="floor", out=work_items[:, 2])
-    no_reductions = table.new_empty(1, 0, 3)
-    return WorkSchedule(block_index.column_ranges, work_items[None], no_reductions, 0)
+    work_items = tables.get(N)
+    if work_items is None:
+        work_items = next(iter(tables.values())).clone()
+        torch.div(work_items[:, 5] + (N - 1), N, rounding_mode="floor", out=work_items[:, 2])
+    return WorkSchedule(block_index.column_ranges, work_items[None], work_items[None, :0, :3], 0)
 
 
 def _split_work(tiles: Tensor, heads: int, keep_empty: bool, lockstep: bool) -> tuple[Tensor, Tensor, int]:

@@ -56,7 +56,7 @@ def compare_shared_plan():
     mask, blocking = parse("window(3, 1) | prefix(2).T | scattered(2, 1)"), Blocking(32, 32, None, False)
     plans = [plan(mask, T, blocking=blocking) for T in (67, 71)]
     is_shared = plans[0].query_pieces[0] is plans[1].query_pieces[0]
-    has_random = [p.query_pieces[-1].block_table is not None and p.key_pieces[-1].max_pairs for p in plans]
+    has_random = [p.query_pieces[-1].block_tables is not None and p.key_pieces[-1].max_pairs for p in plans]
     errors = []
     for T in (67, 71):
         q, k, v = (torch.randn(1, 2, T, 16, requires_grad=True) for _ in range(3))
