@@ -299,6 +299,8 @@ def _entry(package: str, name: str, value: Any) -> Iterator[str]:
     yield f"({anchor(package, name, value)})=\n## `{name}`"
     if not callable(value) or typing.get_origin(value) is not None or type(value).__name__ == "UnionType":
         example = list(value) if isinstance(value, dict | tuple) else value
+        if isinstance(value, Path) and value.is_relative_to(DOCS.parent):
+            example = value.relative_to(DOCS.parent)  # the same on every machine
         yield textwrap.fill(f"`{str(getattr(example, '__name__', example))[:600]}`".replace("clearhead.", ""), 110)
         return
     is_class = inspect.isclass(value)
