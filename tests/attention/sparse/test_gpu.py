@@ -41,7 +41,7 @@ from clearhead.masks import (
     scattered,
     window,
 )
-from clearhead.masks.catalogue import CATALOGUE
+from clearhead.masks.catalogue import CATALOGUE, neighborhood
 from clearhead.nn.positions import ALiBi, RelativeBias
 from tests.support.attention_accuracy import forward_backward
 from tests.support.rounding import kernel_rounding
@@ -161,6 +161,9 @@ CASES = [
     Case(window(2, 2), (1, 1, 1, 1, 1, 64, 64)),
     Case(causal() & (window(9, 0) | every(3)), square(2053), deterministic=True),
     Case(window(2, 2) | every(4), (1, 4, 2, 4099, 4099, 64, 64), deterministic=True),
+    # Whole grids, whose tables are computed on the device.
+    Case(neighborhood((24, 40), 7), square(960)),
+    Case(neighborhood((6, 10, 12), 5), square(720), HALF),
     # Lists long enough for larger blocks.
     Case(blocks(6000), (1, 2, 1, 9001, 9001, 128, 128)),
     Case(causal() & blocks(9000), (1, 1, 1, 9001, 9001, 96, 128), HALF, deterministic=True),
@@ -377,3 +380,21 @@ def test_dense_cases_have_a_dense_piece():
 def test_long_cases_have_large_blocks():
     plans = [plan_of(case) for case in CASES if case.shape[3] == 9001]
     assert [lists.M for mask_plan in plans for lists in (*mask_plan.query_pieces, *mask_plan.key_pieces)] == [128] * 4
+
+
+@pytest.mark.parametrize("mask", [scattered(16, seed=7), window(9, 5) | prefix(8).T | scattered(3, seed=1)], ids=str)
+def test_random_pairs_of_a_new_length_are_planned_without_synchronization(mask):
+    """Forward and backward with a first length plan the other pieces, which the new lengths share."""
+
+    def step(T: int) -> None:
+        q, k, v = (torch.randn(1, 2, T, 64, device="cuda", dtype=BRAIN, requires_grad=True) for _ in range(3))
+        out = attend(q, k, v, mask, impl="sparse")
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+    step(1500)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for T in (1501, 1516, 1530):
+            step(T)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
