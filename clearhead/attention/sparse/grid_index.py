@@ -174,8 +174,8 @@ class _Product:
             for (_, table, _, _), kinds, places, rows in zip(
                 self.tables, self.kind_of, self.place_of, self.row_of, strict=True
             ):
-                seen = table.bool()[kinds[part, None], rows]  # (kinds, R, places of this dimension)
-                visible = visible & seen.gather(2, places[partial[part]][:, None].expand(-1, self.R, -1))
+                pair_mask = table.bool()[kinds[part, None], rows]  # (kinds, R, places of this dimension)
+                visible = visible & pair_mask.gather(2, places[partial[part]][:, None].expand(-1, self.R, -1))
             padded = torch.nn.functional.pad(visible, (0, words * WORD_BITS - self.C))
             bits = (padded.unflatten(2, (words, WORD_BITS)).long() << shifts).sum(-1)
             result[part, :, : self.R] = bits.mT
