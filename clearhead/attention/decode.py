@@ -14,6 +14,7 @@ import math
 from typing import NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead._core.shapes import Float
@@ -51,6 +52,14 @@ class RotaryCosSin(NamedTuple):
         return RotaryCosSin(self.cos[positions], self.sin[positions])
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorms of the query heads and of the key heads, applied before the rotation."""
+
+    q_weight: Tensor  # (D,)
+    k_weight: Tensor  # (D,)
+    eps: float
+
+
 def decode_attention(
     heads: Float[Tensor, "R heads D"],
     k: KVTensor,
@@ -61,6 +70,7 @@ def decode_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     rotary: RotaryCosSin | None = None,
+    norms: HeadNorms | None = None,
     writes: bool = True,
 ) -> Heads:
     """Attend from the new token of each row to the used part of its slot.
@@ -74,6 +84,7 @@ def decode_attention(
         softcap: Scores s become softcap · tanh(s / softcap).
         sinks: Attention sinks, logits in the denominator of the softmax; the kernel does not implement them.
         rotary: Rotation of the new queries and keys.
+        norms: Norms of the new queries and keys; only with `writes`.
         writes: Whether the new keys and values are written to the cache first.
 
     Returns:
@@ -82,9 +93,9 @@ def decode_attention(
     if runs_triton(heads) and heads.dtype != torch.float64 and heads.shape[-1] <= 256 and sinks is None:
         from clearhead.attention.decode_triton import launch
 
-        return launch(heads, k, v, slots, scale, softcap, rotary, writes=writes)
+        return launch(heads, k, v, slots, scale, softcap, rotary, norms, writes=writes)
     return decode_attention_reference(
-        heads, k, v, slots, scale=scale, softcap=softcap, sinks=sinks, rotary=rotary, writes=writes
+        heads, k, v, slots, scale=scale, softcap=softcap, sinks=sinks, rotary=rotary, norms=norms, writes=writes
     )
 
 
@@ -98,6 +109,7 @@ def decode_attention_reference(
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     rotary: RotaryCosSin | None = None,
+    norms: HeadNorms | None = None,
     writes: bool = True,
 ) -> Heads:
     """Compute `decode_attention` with torch operations of fixed shapes."""
@@ -106,6 +118,9 @@ def decode_attention_reference(
     q = heads
     if writes:
         q, k_new, v_new = heads.split((heads.shape[1] - 2 * K, K, K), dim=1)
+        if norms is not None:
+            q = F.rms_norm(q, norms.q_weight.shape, norms.q_weight, norms.eps)
+            k_new = F.rms_norm(k_new, norms.k_weight.shape, norms.k_weight, norms.eps)
         if rotary is not None:
             q, k_new = (apply_rotary(x, rotary.at(slots.lengths)) for x in (q, k_new))
         index = slots.lengths % S
@@ -133,9 +148,7 @@ def cross_attention(
         return naive_attention(q, k, v, bias, None, scale, never_empty=True)
     queries = q.view(P, R // P, H, D).transpose(1, 2)  # (P, H, R/P, D)
     mask = None if bias is None else bias[:, :, None].to(q.dtype)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        queries, k, v, attn_mask=mask, scale=scale, enable_gqa=H != k.shape[1]
-    )
+    out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale, enable_gqa=H != k.shape[1])
     return out.transpose(1, 2).reshape(R, H, D)
 
 

@@ -27,7 +27,7 @@ class DecodeConfig(NamedTuple):
     programs: int = 768
 
 
-class _Entry(NamedTuple):
+class _DecodeEntry(NamedTuple):
     """A measurement: the best config for a number of pairs, query heads per pair, head width and slot capacity."""
 
     pairs: int
@@ -44,7 +44,7 @@ def decode_config(device_name: str, pairs: int, G: int, D: int, S: int) -> Decod
     if not entries:
         return _estimate(pairs, G, D)
 
-    def distance(entry: _Entry) -> tuple[float, float]:
+    def distance(entry: _DecodeEntry) -> tuple[float, float]:
         sizes = abs(math.log(entry.pairs / pairs)) + abs(math.log(entry.S / max(S, 1)))
         return abs(math.log(entry.D / D)), sizes
 
@@ -52,10 +52,10 @@ def decode_config(device_name: str, pairs: int, G: int, D: int, S: int) -> Decod
 
 
 @functools.cache
-def _entries(device_name: str) -> tuple[_Entry, ...]:
+def _entries(device_name: str) -> tuple[_DecodeEntry, ...]:
     """Return the measurements of a device type."""
     rows = json.loads(_TABLES.read_text(encoding="utf-8")).get(device_name, [])
-    return tuple(_Entry(pairs, G, D, S, DecodeConfig(*config)) for pairs, G, D, S, config in rows)
+    return tuple(_DecodeEntry(pairs, G, D, S, DecodeConfig(*config)) for pairs, G, D, S, config in rows)
 
 
 def _estimate(pairs: int, G: int, D: int) -> DecodeConfig:

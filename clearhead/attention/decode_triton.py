@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clearhead.attention.decode import DecodeSlots, RotaryCosSin
+from clearhead.attention.decode import DecodeSlots, HeadNorms, RotaryCosSin
 from clearhead.attention.decode_config import DecodeConfig, decode_config
 from clearhead.ops.fused_linear_config import device_name
 from clearhead.ops.pdl import pdl_options, pdl_wait, zeroed_counters
@@ -31,13 +31,23 @@ _COMBINED_ELEMENTS = 1024  # elements of partial results that a warp of the last
 
 
 @triton.jit
-def _load_heads(pointer, at, d, valid, cos, sin, angle_row, HALF: tl.constexpr):
-    """Load heads at the offsets `at` (heads, 1) in float32, with their first 2·HALF features rotated, and rounded."""
+def _load_heads(
+    pointer, at, d, valid, cos, sin, angle_row, weight, eps, D: tl.constexpr, HALF: tl.constexpr, NORMED: tl.constexpr
+):
+    """Load heads at the offsets `at` (heads, 1) in float32, normalized, and with 2·HALF features rotated; rounded."""
     x = tl.load(pointer + at + d[None, :], mask=valid, other=0.0).to(tl.float32)
+    rstd = 1.0
+    if NORMED:
+        rstd = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+        x = x * rstd * tl.load(weight + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        x = x.to(pointer.dtype.element_ty).to(tl.float32)
     if HALF > 0:
         is_rotated = d < 2 * HALF
         partner = tl.where(d < HALF, d + HALF, d - HALF)
         paired = tl.load(pointer + at + partner[None, :], mask=valid & is_rotated[None, :], other=0.0).to(tl.float32)
+        if NORMED:
+            paired = paired * rstd * tl.load(weight + partner, mask=is_rotated, other=0.0).to(tl.float32)[None, :]
+            paired = paired.to(pointer.dtype.element_ty).to(tl.float32)
         angle = angle_row * HALF + tl.where(d < HALF, d, d - HALF)
         c = tl.load(cos + angle, mask=is_rotated, other=1.0)
         s = tl.load(sin + angle, mask=is_rotated, other=0.0)
@@ -71,12 +81,12 @@ def _apply_softcap(scores, softcap, HAS_CAP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["min_blocks"])
 def decode_kernel(
-    heads, k, v, out, slots, lengths, bias, parents, cos, sin, partials, sums, finished,
-    S, min_blocks, scale, softcap, ks, kh, kj, vs, vh, vj, br, bh, tr,
+    heads, k, v, out, slots, lengths, bias, parents, cos, sin, q_weight, k_weight, partials, sums, finished,
+    S, min_blocks, scale, softcap, eps, ks, kh, kj, vs, vh, vj, br, bh, tr,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, G: tl.constexpr, GH: tl.constexpr,
     HALF: tl.constexpr, WRITES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK: tl.constexpr, N_SPLITS: tl.constexpr, CHUNK: tl.constexpr,
-    IS_TABLE: tl.constexpr, USE_PDL: tl.constexpr,
+    IS_TABLE: tl.constexpr, NORMED: tl.constexpr, USE_PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend from the H/K query heads of a key/value head, padded to G, to one split of a row."""
     pair, split = tl.program_id(0), tl.program_id(1)
@@ -109,16 +119,17 @@ def decode_kernel(
     pdl_wait(USE_PDL)
     start_of_row = row * ((H + 2 * K) if WRITES else H) * D
     angle_row = length.to(tl.int64) if IS_TABLE else row * tr
-    q = _load_heads(heads, start_of_row + head[:, None] * D, d, valid, cos, sin, angle_row, HALF)
+    at = start_of_row + head[:, None] * D
+    q = _load_heads(heads, at, d, valid, cos, sin, angle_row, q_weight, eps, D, HALF, NORMED)
     m = tl.full((G,), -1e30, tl.float32)
     total = tl.zeros((G,), tl.float32)
     acc = tl.zeros((G, DP), tl.float32)
     if WRITES:
         has_new = (new >= first) & (new < end)
         one = in_width[None, :]
-        at = start_of_row + (H + kv_head + tl.zeros((1, 1), tl.int32)) * D
-        k_new = _load_heads(heads, at, d, one, cos, sin, angle_row, HALF)
-        v_new = tl.load(heads + at + K * D + d[None, :], mask=one, other=0.0)
+        new_at = start_of_row + (H + kv_head + tl.zeros((1, 1), tl.int32)) * D
+        k_new = _load_heads(heads, new_at, d, one, cos, sin, angle_row, k_weight, eps, D, HALF, NORMED)
+        v_new = tl.load(heads + new_at + K * D + d[None, :], mask=one, other=0.0)
         if has_new:
             key_at = slot * ks + kv_head * kh + new.to(tl.int64) * kj + d[None, :]
             tl.store(k + key_at, k_new.to(k.dtype.element_ty), mask=one)
@@ -203,6 +214,7 @@ def launch(
     scale: float,
     softcap: float | None,
     rotary: RotaryCosSin | None,
+    norms: HeadNorms | None = None,
     *,
     writes: bool,
     config: DecodeConfig | None = None,
@@ -229,8 +241,10 @@ def launch(
         out if parents is None else parents,
         out if rotary is None else rotary.cos,
         out if rotary is None else rotary.sin,
+        out if norms is None else norms.q_weight,
+        out if norms is None else norms.k_weight,
         partials, sums, finished,
-        S, config.min_blocks, scale, 1.0 if softcap is None else softcap,
+        S, config.min_blocks, scale, 1.0 if softcap is None else softcap, 0.0 if norms is None else norms.eps,
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[1] == 1 else bias.stride(1),
@@ -238,7 +252,7 @@ def launch(
         H=H, K=K, D=D, DP=DP, G=G, GH=GH, HALF=0 if rotary is None else rotary.cos.shape[1],
         WRITES=writes, HAS_BIAS=bias is not None, HAS_PARENTS=parents is not None, HAS_CAP=softcap is not None,
         BLOCK=block, N_SPLITS=n_splits, CHUNK=min(n_splits, max(1, _COMBINED_ELEMENTS * config.warps // (GH * DP))),
-        IS_TABLE=rotary is not None and rotary.is_table, num_warps=config.warps,
+        IS_TABLE=rotary is not None and rotary.is_table, NORMED=norms is not None, num_warps=config.warps,
         **pdl_options(heads),
     )  # fmt: skip
     return out

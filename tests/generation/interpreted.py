@@ -7,7 +7,13 @@ import math
 import torch
 from torch import nn
 
-from clearhead.attention.decode import DecodeSlots, RotaryCosSin, decode_attention, decode_attention_reference
+from clearhead.attention.decode import (
+    DecodeSlots,
+    HeadNorms,
+    RotaryCosSin,
+    decode_attention,
+    decode_attention_reference,
+)
 from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.generation.sampling import log_probs_at, topk_logprobs
 from clearhead.nn import GELU, ReLU, SwiGLU
@@ -115,9 +121,10 @@ def attention():
         is_table = softcap is not None
         angle = torch.randn(S + 6 if is_table else R if biased else 1, turning)
         rotary = RotaryCosSin(angle.cos(), angle.sin(), is_table) if turning else None
+        norms = HeadNorms(torch.randn(D), torch.randn(D), 1e-6) if writes and H != K else None
         used = DecodeSlots(slots, lengths, bias, parents)
         reference = keys.clone(), values.clone()
-        options = {"scale": 0.3, "softcap": softcap, "rotary": rotary, "writes": writes}
+        options = {"scale": 0.3, "softcap": softcap, "rotary": rotary, "norms": norms, "writes": writes}
         actual = decode_attention(heads, keys, values, used, **options)
         expected = decode_attention_reference(heads, *reference, used, **options)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

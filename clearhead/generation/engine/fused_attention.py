@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.attention.decode import HeadNorms
 from clearhead.attention.normalizers import Softmax
 from clearhead.attention.scores import Scaled, ScaledDot, Scores, SoftCapped
 from clearhead.attention.sinks import SinkSoftmax
@@ -43,6 +44,7 @@ class FusedAttention:
         self.d_head = attention.d_head
         self.norms = torch_norm(attention.q_norm), torch_norm(attention.k_norm)
         self.normalizes_all_heads = attention.qk_norm_all_heads
+        self.head_norms = None if is_cross else self._head_norms()  # for the decode kernel
         self.rotary = attention.rotary
         self._set_scores(attention.scores, sinks=detach(attention.sinks))
 
@@ -60,14 +62,26 @@ class FusedAttention:
         self.needs_naive = self.softcap is not None or sinks is not None
 
     def project(self, x: Tensor, linear: LinearFn) -> Tensor:
-        """Return the heads (N, H + 2K, D) of x (N, M): queries, keys and values, or queries for cross-attention."""
-        return self._normalize_heads(linear(x, self.q).view(len(x), -1, self.d_head))
+        """Return the heads (N, H + 2K, D) of x (N, M): queries, keys and values, or queries for cross-attention.
+
+        The norms of queries and keys, if any, are applied by the function that computes attention.
+        """
+        return linear(x, self.q).view(len(x), -1, self.d_head)
+
+    def _head_norms(self) -> HeadNorms | None:
+        """Return the norms of queries and keys if the decode kernel can apply them."""
+        q_norm, k_norm = self.norms
+        if self.normalizes_all_heads or not (isinstance(q_norm, nn.RMSNorm) and isinstance(k_norm, nn.RMSNorm)):
+            return None
+        if q_norm.weight is None or k_norm.weight is None or q_norm.eps is None or q_norm.eps != k_norm.eps:
+            return None
+        return HeadNorms(q_norm.weight.detach(), k_norm.weight.detach(), q_norm.eps)
 
     def combine(self, heads: Tensor) -> Tensor:
         """Return the input of the output projection from the outputs (N, H, D) of the heads."""
         return heads.flatten(1)
 
-    def _normalize_heads(self, qkv: Tensor) -> Tensor:
+    def normalize_heads(self, qkv: Tensor) -> Tensor:
         """Apply the norms of queries and keys, if any, to heads (…, heads, D)."""
         if self.norms[0] is None and self.norms[1] is None:
             return qkv
@@ -108,6 +122,9 @@ class FusedLatentAttention(FusedAttention):
         self.key_up, self.value_up = up.split((d_plain, sizes.d_value), dim=1)  # (H, width of a part, R)
         rotary = attention.rotary
         self.rotary = None
+        self.norms = None, None
+        self.normalizes_all_heads = False
+        self.head_norms = None
         if isinstance(rotary, Rotary):
             rotated = rotary.rotary_dim(sizes.d_rope) / self.d_head
             self.rotary = dataclasses.replace(rotary, partial_rotary_factor=rotated)

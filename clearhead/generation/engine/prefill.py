@@ -88,6 +88,7 @@ def _prefill_pass(
         return None if relative is None else biases[relative, T]
 
     def self_attend(i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
+        qkv = layer.normalize_heads(qkv)
         q, k, v = qkv.split((layer.n_heads, layer.n_kv_heads, layer.n_kv_heads), dim=1)  # (N, heads, D)
         if layer.rotary is not None:
             q, k = (layer.rotary.rotate(x.transpose(0, 1), positions).transpose(0, 1) for x in (q, k))
@@ -98,6 +99,7 @@ def _prefill_pass(
         return out
 
     def memory_attend(i: int, layer: FusedAttention, q: Tensor) -> Tensor:
+        q = layer.normalize_heads(q)
         out = torch.empty_like(q)
         for group in memory_groups:
             out = _attend_memory(group, cache, i, layer, q, out)

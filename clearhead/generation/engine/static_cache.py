@@ -208,8 +208,11 @@ class StaticKVCache:
         pattern, keys, values = self.patterns[i], self.keys[i], self.values[i]
         used = self._used[pattern]
         rotary = None if layer.rotary is None else self._rotary_now[layer.rotary]
+        if not self.is_static or layer.head_norms is None:
+            qkv = layer.normalize_heads(qkv)
         if self.is_static:
-            return decode_attention(qkv, keys, values, used, rotary=rotary, **layer.score_options)
+            norms = layer.head_norms
+            return decode_attention(qkv, keys, values, used, rotary=rotary, norms=norms, **layer.score_options)
         R = len(qkv)
         K = keys.shape[1]
         q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
@@ -248,6 +251,7 @@ class StaticKVCache:
 
     def memory_attend(self, i: int, layer: FusedAttention, q: Tensor) -> Tensor:
         """Attend to the encoder outputs."""
+        q = layer.normalize_heads(q)
         k, v = self.memory[i]
         R = len(q)
         if self.is_static:
