@@ -1,4 +1,4 @@
-"""Print where the time of a decode step goes on a GPU, kernel by kernel.
+"""Print the time of each kernel of a decode step on a GPU.
 
     python -m tools.profile_decode --model "Llama 1.1B" --batch 1 --batch 64 --context 128
 
