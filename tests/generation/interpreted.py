@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,8 +17,15 @@ from clearhead.attention.decode import (
 )
 from clearhead.generation import BeamSearch, Greedy, generate
 from clearhead.generation.sampling import log_probs_at, topk_logprobs
-from clearhead.nn import GELU, ReLU, SwiGLU
-from clearhead.ops.fused_linear import FusedLinearSpec, fused_linear_decode, fused_linear_reference
+from clearhead.masks import causal, window
+from clearhead.nn import GELU, GeGLU, Parallel, ReLU, SwiGLU
+from clearhead.nn.positions import Rotary, YarnScaling
+from clearhead.ops.fused_linear import (
+    FusedLinearSpec,
+    fused_linear_decode,
+    fused_linear_prefill,
+    fused_linear_reference,
+)
 from clearhead.ops.fused_linear_config import LinearConfig
 
 
@@ -132,6 +140,58 @@ def attention():
         torch.testing.assert_close(values, reference[1], equal_nan=True)
 
 
+def prompt_writes():
+    """The kernel rotates heads and stores keys and values, except for tokens that a ring buffer does not keep."""
+    from clearhead.generation.engine.write_prompts_triton import launch
+
+    for N, H, K, D, rotary in (
+        (7, 3, 3, 20, None),
+        (5, 6, 2, 16, Rotary()),
+        (7, 4, 4, 20, Rotary(partial_rotary_factor=0.4)),
+        (3, 37, 1, 256, Rotary(scaling=YarnScaling(factor=3.0, original_max_len=9))),  # several tiles of heads
+    ):
+        n_slots, S = 3, 11
+        positions, slots = torch.randint(29, (N,)), torch.randint(n_slots, (N,))
+        columns = torch.randperm(S)[:N]
+        columns[1] = -1
+        qkv = torch.randn(N, H + 2 * K, D)
+        keys, values = torch.randn(n_slots, K, S, D), torch.randn(S, n_slots, K, D).permute(1, 2, 0, 3)
+        expected_keys, expected_values = keys.clone(), values.clone()
+        q, k, v = qkv.split((H, K, K), dim=1)
+        table = None
+        if rotary is not None:
+            n = rotary.rotary_dim(D) // 2
+            unit = torch.zeros(29, D)
+            unit[:, :n] = 1.0
+            rotated = rotary.rotate(unit, torch.arange(29))
+            table = RotaryCosSin(rotated[:, :n].contiguous(), rotated[:, n : 2 * n].contiguous(), is_table=True)
+            q, k = (rotary.rotate(x.transpose(0, 1), positions).transpose(0, 1) for x in (q, k))
+        for token in range(N):
+            if columns[token] >= 0:
+                expected_keys[slots[token], :, columns[token]] = k[token]
+                expected_values[slots[token], :, columns[token]] = v[token]
+        for actual, expected in zip(
+            launch(qkv, keys, values, positions, slots, columns, table), (q, k, v), strict=True
+        ):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(keys, expected_keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(values, expected_values)
+
+
+def gated_prompts():
+    """The kernel of gated activations, over several blocks; the residual is overwritten."""
+    for activation in (SwiGLU(), GeGLU(), GeGLU(tanh=True)):
+        for bias in (torch.randn(101), None):
+            up = FusedLinearSpec(torch.randn(101, 71), bias, random_norm(nn.RMSNorm, 71), activation)
+            up = replace(up, gate=torch.randn(101, 71), gate_bias=bias)
+            down = FusedLinearSpec(torch.randn(71, 101), None if bias is None else torch.randn(71))
+            x, residual = torch.randn(53, 71), torch.randn(53, 71)
+            expected = fused_linear_reference(fused_linear_reference(x, up), down, residual)
+            actual = fused_linear_prefill(fused_linear_prefill(x, up), down, residual)
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-3)
+            assert actual.data_ptr() == residual.data_ptr()
+
+
 def sampling():
     logits = torch.randn(3, 2, 9001).round(decimals=1)[:, -1]  # with ties, and not contiguous
     logits[1, ::2] = -math.inf
@@ -149,8 +209,13 @@ def models():
     from clearhead.generation.engine.slot_decoder import static_shapes
     from tests.generation.small import decoder, prompts
 
-    model = decoder(n_heads=4, n_kv_heads=2).float()
-    for strategy, lengths in ((BeamSearch(2), (3, 5)), (Greedy(), (3, 5, 4))):
+    grouped = decoder(n_heads=4, n_kv_heads=2).float()
+    ring = {"mask": causal() & window(3, 0), "positions": Rotary(), "residual": Parallel(), "activation": SwiGLU()}
+    for model, strategy, lengths in (
+        (grouped, BeamSearch(2), (3, 5)),
+        (grouped, Greedy(), (3, 5, 4)),
+        (decoder(**ring).float(), Greedy(), (9, 2)),
+    ):
         rows = prompts(23, lengths)
         options = {"strategy": strategy, "max_new_tokens": 4, "stop_ids": 7}
         with torch.no_grad(), static_shapes():
@@ -166,5 +231,7 @@ if __name__ == "__main__":
         fused_linears()
         split_linears()
         attention()
+        prompt_writes()
+        gated_prompts()
         sampling()
         models()

@@ -2,6 +2,7 @@
 
 Linear layers process the tokens of all prompts end to end, without padding. Attention runs on groups of prompts of
 similar lengths, padded on the right, where a causal mask hides the padding; under other masks a group has one length.
+All indices are computed on the host and copied together, so that no layer waits for the host or the device.
 
     N tokens of all prompts   P prompts   T tokens of the longest prompt of a group   M model width   D head width
 """
@@ -25,20 +26,39 @@ from clearhead.generation.prompts import pad_rows
 from clearhead.masks import Causal, Mask, padding
 from clearhead.masks.regions import Region
 from clearhead.ops.fused_linear import fused_linear_prefill
-from clearhead.ops.onednn_linear import inference_linears
 
 _MAX_TOKENS = 16_384  # tokens of one pass; a longer prompt is a pass by itself
 _TOLERANCE = 1.25  # longest prompt of a padded group, relative to its shortest
 _SHORT = 16  # tokens by which lengths of a group may always differ
 
 
-class _PromptGroup(NamedTuple):
-    """Prompts of similar lengths. `tokens` are None if the group is all tokens, in order, without padding."""
+class _PromptTokens(NamedTuple):
+    """The tokens of all prompts end to end."""
 
-    n: int
-    T: int
-    tokens: Tensor | None  # (n · T,) index of each token among all; padding repeats the last token of its prompt
-    is_token: Tensor | None  # (n · T,) False for padding
+    ids: Tensor  # (N,)
+    positions: Tensor  # (N,)
+    from_end: Tensor  # (N,) 1 for the last token of a prompt, 2 for the one before
+    row_of_token: Tensor  # (N,)
+    rows: Tensor  # (P,)
+    lengths: Tensor  # (P,)
+    last: Tensor  # (P,) index of the last token
+
+
+class _PromptGroups(NamedTuple):
+    """Prompts in groups of similar lengths, each padded to its longest."""
+
+    sizes: list[tuple[int, int]]  # (n, T) of each group
+    # Which of all tokens are in the groups, where padding repeats the last token of its prompt, and where each token is
+    # in the groups end to end (N,). None if one group is all tokens in order.
+    moves: tuple[Tensor, Tensor] | None
+
+
+class _MemoryGroup(NamedTuple):
+    """The encoder outputs of a group of prompts."""
+
+    slots: Tensor  # (n,)
+    longest: int
+    mask: Mask | None
 
 
 def prefill(
@@ -48,8 +68,6 @@ def prefill(
     logits = []
     for first, last in _passes([len(prompt) for prompt in prompts]):
         logits.append(_prefill_pass(program, cache, prompts[first:last], rows[first:last]))
-    index = torch.tensor(rows, device=program.device)
-    cache.lengths[index] = torch.tensor([len(prompt) for prompt in prompts], device=program.device)
     return logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
@@ -71,14 +89,11 @@ def _prefill_pass(
     """Process some prompts in one pass of the model."""
     device = program.device
     lengths = [len(prompt) for prompt in prompts]
-    n_tokens = torch.tensor(lengths)
-    ids = torch.cat(list(prompts)).to(device)
-    positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
-    indices = cache.prompt_indices(list(rows), lengths)
-    groups = [
-        [_group(members, lengths, device) for members in _group_by_length(lengths, _can_pad(mask, max(lengths)))]
-        for mask in program.masks
-    ]
+    can_pad = {mask: _can_pad(mask, max(lengths)) for mask in dict.fromkeys(program.masks)}
+    paddings = {*can_pad.values(), False} if cache.memory else set(can_pad.values())
+    groups_of = {pads: _group_prompts(lengths, pads) for pads in paddings}
+    tokens, groups_of = _copy_together(_index_tokens(prompts, rows), groups_of, device)
+    stored = cache.prompt_indices(tokens.row_of_token, tokens.positions, tokens.from_end, max(lengths))
     decoder = program.decoder
     biases: dict[tuple[nn.Module, int], Bias] = {}
 
@@ -89,29 +104,23 @@ def _prefill_pass(
         return None if relative is None else biases[relative, T]
 
     def self_attend(i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
+        mask = program.masks[i]
+        groups = groups_of[can_pad[mask]]
         qkv = layer.normalize_heads(qkv)
-        q, k, v = qkv.split((layer.n_heads, layer.n_kv_heads, layer.n_kv_heads), dim=1)  # (N, heads, D)
-        if layer.rotary is not None:
-            q, k = (layer.rotary.rotate(x.transpose(0, 1), positions).transpose(0, 1) for x in (q, k))
-        cache.write_prompts(i, indices, k, v)
-        out = torch.empty_like(q)
-        for group in groups[i]:
-            out = _attend_group(group, program.masks[i], layer, (q, k, v), bias_of(i, group.T), out)
-        return out
+        parts = zip(*(_split(x, groups) for x in cache.write_prompts(i, layer, stored, qkv)), strict=True)
+        return _join([_attend_group(layer, q, k, v, mask, bias_of(i, q.shape[2])) for q, k, v in parts], groups)
 
     def memory_attend(i: int, layer: FusedAttention, q: Tensor) -> Tensor:
-        q = layer.normalize_heads(q)
-        out = torch.empty_like(q)
-        for group in memory_groups:
-            out = _attend_memory(group, cache, i, layer, q, out)
-        return out
+        groups = groups_of[False]
+        parts = zip(_split(layer.normalize_heads(q), groups), memory_groups, strict=True)
+        return _join([_attend_memory(layer, part, cache.memory[i], memory) for part, memory in parts], groups)
 
     memory_groups = _memory_groups(cache, lengths, rows, device) if cache.memory else []
-    table_positions = positions[None] if decoder.adds_positions else None
-    x = decoder.add_positions(program.embedding(ids[None]), table_positions)[0]  # (N, M)
+    table_positions = tokens.positions[None] if decoder.adds_positions else None
+    x = decoder.add_positions(program.embedding(tokens.ids[None]), table_positions)[0]  # (N, M)
     x = program.run_layers(x, Attends(self_attend, memory_attend), fused_linear_prefill)
-    last = n_tokens.cumsum(0) - 1
-    return program.logits_of(x.index_select(0, last.to(device)), fused_linear_prefill)
+    cache.lengths[tokens.rows] = tokens.lengths
+    return program.logits_of(x.index_select(0, tokens.last), fused_linear_prefill)
 
 
 def _can_pad(mask: Mask, length: int) -> bool:
@@ -119,8 +128,32 @@ def _can_pad(mask: Mask, length: int) -> bool:
     return isinstance(mask, Causal) or mask.classify(Region(0, length - 1, 0, length - 1, 1 - length, -1)) is False
 
 
+def _index_tokens(prompts: Sequence[Tensor], rows: Sequence[int]) -> _PromptTokens:
+    """Return the tokens of prompts, on the host."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    ends = lengths.cumsum(0)
+    positions = torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
+    from_end = lengths.repeat_interleave(lengths) - positions
+    row = torch.tensor(rows)
+    ids = torch.cat(list(prompts))
+    return _PromptTokens(ids, positions, from_end, row.repeat_interleave(lengths), row, lengths, ends - 1)
+
+
+def _copy_together(
+    tokens: _PromptTokens, groups_of: dict[bool, _PromptGroups], device: torch.device
+) -> tuple[_PromptTokens, dict[bool, _PromptGroups]]:
+    """Copy all indices to the device in one copy, because each copy waits for the device."""
+    tensors = [*tokens, *(x for groups in groups_of.values() for x in groups.moves or ())]
+    copies = torch.cat(tensors).to(device).split([len(x) for x in tensors])
+    moves = iter(copies[len(tokens) :])
+    for pads, groups in groups_of.items():
+        if groups.moves is not None:
+            groups_of[pads] = groups._replace(moves=(next(moves), next(moves)))
+    return _PromptTokens(*copies[: len(tokens)]), groups_of
+
+
 def _group_by_length(lengths: Sequence[int], can_pad: bool) -> list[list[int]]:
-    """Return groups of indices with similar lengths, or with one length each."""
+    """Return groups of indices with similar lengths, or with one length each, by increasing length."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         shortest = lengths[groups[-1][0]] if groups else 0
@@ -132,81 +165,66 @@ def _group_by_length(lengths: Sequence[int], can_pad: bool) -> list[list[int]]:
     return groups
 
 
-def _group(members: list[int], lengths: Sequence[int], device: torch.device) -> _PromptGroup:
-    """Return the tokens of the member prompts, padded to their longest."""
-    T = max(lengths[i] for i in members)
-    if len(members) == len(lengths) and all(length == T for length in lengths):
-        return _PromptGroup(len(members), T, None, None)
-    starts = torch.tensor([0, *lengths]).cumsum(0)[members]
-    sizes = torch.tensor([lengths[i] for i in members])
-    column = torch.arange(T).expand(len(members), T)
-    tokens = starts[:, None] + column.minimum(sizes[:, None] - 1)
-    return _PromptGroup(len(members), T, tokens.flatten().to(device), (column < sizes[:, None]).flatten().to(device))
+def _group_prompts(lengths: Sequence[int], can_pad: bool) -> _PromptGroups:
+    """Return prompts in groups of similar lengths, on the host."""
+    members = _group_by_length(lengths, can_pad)
+    sizes = [(len(group), lengths[group[-1]]) for group in members]
+    if all(length == lengths[0] for length in lengths):
+        return _PromptGroups(sizes, None)
+    n_tokens = torch.tensor(lengths)
+    starts = n_tokens.cumsum(0) - n_tokens
+    padded_starts = torch.empty_like(starts)
+    tokens: list[Tensor] = []
+    for group, (n, T) in zip(members, sizes, strict=True):
+        padded_starts[group] = sum(len(x) for x in tokens) + T * torch.arange(n)
+        column = torch.arange(T).expand(n, T)
+        tokens.append((starts[group, None] + column.minimum(n_tokens[group, None] - 1)).flatten())
+    order = torch.arange(sum(lengths)) + (padded_starts - starts).repeat_interleave(n_tokens)
+    return _PromptGroups(sizes, (torch.cat(tokens), order))
 
 
-def _attend_group(
-    group: _PromptGroup,
-    mask: Mask,
-    layer: FusedAttention,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    bias: Bias | None,
-    out: Tensor,
-) -> Tensor:
-    """Compute the attention of one group of prompts, and write it to `out` (N, H, D)."""
-    q, k, v = (_pad_group(x, group) for x in qkv)  # (n, heads, T, D)
+def _split(x: Tensor, groups: _PromptGroups) -> list[Tensor]:
+    """Return tokens (N, heads, D) of all prompts as (n, heads, T, D) per group."""
+    x = x if groups.moves is None else x.index_select(0, groups.moves[0])
+    parts = x.split([n * T for n, T in groups.sizes])
+    return [part.unflatten(0, size).transpose(1, 2) for part, size in zip(parts, groups.sizes, strict=True)]
+
+
+def _join(parts: list[Tensor], groups: _PromptGroups) -> Tensor:
+    """Return the outputs (n, H, T, D) of all groups as (N, H, D), in the order of the tokens."""
+    flat = [part.transpose(1, 2).flatten(0, 1) for part in parts]
+    x = flat[0] if len(flat) == 1 else torch.cat(flat)
+    return x if groups.moves is None else x.index_select(0, groups.moves[1])
+
+
+def _attend_group(layer: FusedAttention, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
+    """Compute the attention of one group of prompts (n, heads, T, D)."""
     if q.is_cuda and isinstance(mask, Causal) and bias is None and layer.softcap is None and layer.sinks is None:
         gqa = layer.n_heads != layer.n_kv_heads  # the same as `attend`, with less host time
-        result: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scale, enable_gqa=gqa)
-    else:
-        result = attend(q, k, v, mask, bias=bias, scores=layer.scores, normalizer=layer.normalizer)
-    return _scatter(result, group, out)
-
-
-def _pad_group(x: Tensor, group: _PromptGroup) -> Tensor:
-    """Return tokens (N, heads, D) of a group as (n, heads, T, D)."""
-    x = x if group.tokens is None else x.index_select(0, group.tokens)
-    padded: Tensor = x.unflatten(0, (group.n, group.T))
-    return padded.transpose(1, 2)
-
-
-def _scatter(result: Tensor, group: _PromptGroup, out: Tensor) -> Tensor:
-    """Write the outputs (n, H, T, D) of a group to their tokens in `out` (N, H, D)."""
-    flat = result.transpose(1, 2).flatten(0, 1)
-    if group.tokens is None or group.is_token is None:
-        return flat
-    # Padding repeats the last token of its prompt, whose output must not be overwritten.
-    out[group.tokens[group.is_token]] = flat[group.is_token]
-    return out
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=layer.scale, enable_gqa=gqa)
+    return attend(q, k, v, mask, bias=bias, scores=layer.scores, normalizer=layer.normalizer)
 
 
 def _memory_groups(
     cache: StaticKVCache, lengths: Sequence[int], rows: Sequence[int], device: torch.device
-) -> list[tuple[_PromptGroup, Tensor, int, Mask | None]]:
-    """Return groups of prompts of one length, their slots, and the longest encoder output with its mask."""
+) -> list[_MemoryGroup]:
+    """Return the slots of each group of prompts of one length, and its longest encoder output with its mask."""
     groups = []
     for members in _group_by_length(lengths, can_pad=False):
         index = torch.tensor([rows[i] for i in members], device=device)
         sizes = cache.memory_lengths[index]
         slots = cache.slots[index] if cache.is_static else index
         shortest, longest = (int(x) for x in torch.aminmax(sizes))
-        mask = padding(sizes) if shortest < longest else None
-        groups.append((_group(members, lengths, device), slots, longest, mask))
+        groups.append(_MemoryGroup(slots, longest, padding(sizes) if shortest < longest else None))
     return groups
 
 
 def _attend_memory(
-    group: tuple[_PromptGroup, Tensor, int, Mask | None],
-    cache: StaticKVCache,
-    i: int,
-    layer: FusedAttention,
-    q: Tensor,
-    out: Tensor,
+    layer: FusedAttention, q: Tensor, keys_values: tuple[Tensor, Tensor], memory: _MemoryGroup
 ) -> Tensor:
-    """Compute the attention of one group of prompts to their encoder outputs."""
-    tokens, slots, longest, mask = group
-    k, v = (x[slots, :, :longest] for x in cache.memory[i])
-    result: Tensor = attend(_pad_group(q, tokens), k, v, mask, scores=layer.scores, normalizer=layer.normalizer)
-    return _scatter(result, tokens, out)
+    """Compute the attention of one group of prompts (n, H, T, D) to their encoder outputs."""
+    k, v = (x[memory.slots, :, : memory.longest] for x in keys_values)
+    return attend(q, k, v, memory.mask, scores=layer.scores, normalizer=layer.normalizer)
 
 
 def encode(
@@ -220,8 +238,7 @@ def encode(
         source = pad_rows([sources[i] for i in members]).to(program.device)  # (B, S), or frames (B, T, F)
         sizes = torch.tensor([lengths[i] for i in members], device=program.device)
         mask = padding(sizes) if len({lengths[i] for i in members}) > 1 else None
-        with inference_linears():
-            memory = model.encode(source, mask=mask)
+        memory = model.encode(source, mask=mask)
         if memory.shape[1] != source.shape[1]:  # audio is shortened
             sizes = torch.full_like(sizes, memory.shape[1])
         B, S = memory.shape[:2]

@@ -171,14 +171,17 @@ class _FusedLayer:
         self.is_parallel = isinstance(block.residual, Parallel)  # every branch uses the block's input
 
     def __call__(self, i: int, x: Tensor, attends: Attends, linear: LinearFn) -> Tensor:
-        block_input = x
+        # Sums may overwrite x, so parallel branches, which all use the block's input, read it first.
+        ahead = {a: a.project(x, linear) for a in self.attentions if a is not None} if self.is_parallel else {}
+        hidden = linear(x, self.up) if self.is_parallel else None
         for attention, attend, norm in zip(self.attentions, attends, self.norms, strict=False):
             if attention is None:
                 continue
-            heads = attention.project(block_input if self.is_parallel else x, linear)
+            heads = ahead[attention] if self.is_parallel else attention.project(x, linear)
             x = linear(attention.combine(attend(i, attention, heads)), attention.out, x)
             x = x if norm is None else apply_norm(x, norm)
-        x = linear(linear(block_input if self.is_parallel else x, self.up), self.down, x)
+        hidden = linear(x, self.up) if hidden is None else hidden
+        x = linear(hidden, self.down, x)
         return x if self.norms[2] is None else apply_norm(x, self.norms[2])
 
 

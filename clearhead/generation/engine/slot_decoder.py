@@ -148,9 +148,9 @@ class SlotDecoder:
 
     def reserve_rows(self) -> tuple[int, int]:
         """Allocate the cache, and return how many prompts are decoded at once, and the number of slots."""
-        session = self._get_session(min(self.n_prompts, self.max_rows), can_shrink=self._slots == "auto")
-        n_slots = session.cache.shape.n_slots
-        return min(self.n_prompts, self.max_rows, n_slots), n_slots
+        n_rows = min(self.n_prompts, self.max_rows)  # once: it queries the device, and the cache takes memory
+        n_slots = self._get_session(n_rows, can_shrink=self._slots == "auto").cache.shape.n_slots
+        return min(n_rows, n_slots), n_slots
 
     def subset(self, prompts: range) -> SlotDecoder:
         """Return a decoder for some of the prompts."""

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.decode import (
     DecodeSlots,
     RotaryCosSin,
@@ -49,11 +50,12 @@ class CacheShape(NamedTuple):
 
 
 class PromptIndices(NamedTuple):
-    """Where tokens of prompts are stored."""
+    """Where the tokens of prompts are stored."""
 
-    token: Tensor | None  # (n,) which of all tokens are stored; None: all
-    slots: Tensor  # (n,)
-    columns: Tensor  # (n,) index in the slot
+    positions: Tensor  # (N,)
+    slots: Tensor  # (N,)
+    columns: dict[int, Tensor]  # (N,) per number of indices of a slot: the index, or −1 if the token is not stored
+    longest: int  # tokens of the longest prompt
 
 
 class _Pattern:
@@ -154,27 +156,41 @@ class StaticKVCache:
             if isinstance(rotary := layer.attentions[0].rotary, Rotary)
         }
 
-    def prompt_indices(self, rows: list[int], lengths: list[int]) -> dict[int, PromptIndices]:
-        """Return where the tokens of prompts are stored, per number of indices."""
-        device = self.lengths.device
-        row = torch.tensor(rows).repeat_interleave(torch.tensor(lengths))
-        position = torch.cat([torch.arange(n) for n in lengths])
-        from_end = torch.cat([torch.arange(n, 0, -1) for n in lengths])  # 1 for the last token of a prompt
-        indices = {}
+    def prompt_indices(self, rows: Tensor, positions: Tensor, from_end: Tensor, longest: int) -> PromptIndices:
+        """Return where tokens are stored.
+
+        Args:
+            rows: Row of each token (N,).
+            positions: Position of each token (N,).
+            from_end: 1 for the last token of a prompt, 2 for the token before, … (N,).
+            longest: Tokens of the longest prompt.
+        """
+        columns = {}
         for n_indices in {pattern.n_indices for pattern in self.patterns}:
             # A ring buffer keeps the last tokens only, so that no index is written twice.
-            is_kept = from_end <= n_indices
-            token = None if bool(is_kept.all()) else is_kept.nonzero().squeeze(-1).to(device)
-            kept_row = row[is_kept].to(device)
-            index = (position[is_kept] % n_indices).to(device)
-            indices[n_indices] = PromptIndices(token, self.slots[kept_row] if self.is_static else kept_row, index)
-        return indices
+            is_ring = longest > n_indices
+            columns[n_indices] = torch.where(from_end <= n_indices, positions % n_indices, -1) if is_ring else positions
+        return PromptIndices(positions, self.slots[rows] if self.is_static else rows, columns, longest)
 
-    def write_prompts(self, layer: int, indices: dict[int, PromptIndices], k: Tensor, v: Tensor) -> None:
-        """Store the keys and values (N, K, D) of the tokens of prompts."""
-        token, slots, columns = indices[self.patterns[layer].n_indices]
-        for target, source in ((self.keys[layer], k), (self.values[layer], v)):
-            target[slots, :, columns] = source if token is None else source.index_select(0, token)
+    def write_prompts(
+        self, i: int, layer: FusedAttention, indices: PromptIndices, qkv: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Store the keys and values of the tokens of prompts in layer `i`; return q, k and v (N, heads, D), rotated."""
+        keys, values = self.keys[i], self.values[i]
+        n_indices, K = self.patterns[i].n_indices, keys.shape[1]
+        columns, slots = indices.columns[n_indices], indices.slots
+        rotary = None if layer.rotary is None else self.rotary[layer.rotary]
+        if runs_triton(qkv) and qkv.dtype != torch.float64:
+            from clearhead.generation.engine.write_prompts_triton import launch
+
+            return launch(qkv, keys, values, indices.positions, slots, columns, rotary)
+        q, k, v = qkv.split((qkv.shape[1] - 2 * K, K, K), dim=1)
+        if rotary is not None:
+            q, k = (apply_rotary(x, rotary.at(indices.positions)) for x in (q, k))
+        token = slice(None) if indices.longest <= n_indices else (columns >= 0).nonzero().squeeze(-1)
+        keys[slots[token], :, columns[token]] = k[token]
+        values[slots[token], :, columns[token]] = v[token]
+        return q, k, v
 
     def begin_step(self, n_rows: int) -> None:
         """Prepare a step of the first rows: what all layers share."""

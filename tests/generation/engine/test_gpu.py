@@ -36,6 +36,8 @@ def test_decode_kernels_equal_references_on_gpu():
             interpreted.fused_linears()
             interpreted.split_linears()
             interpreted.attention()
+            interpreted.prompt_writes()
+            interpreted.gated_prompts()
             interpreted.sampling()
     finally:
         torch.set_default_device("cpu")
