@@ -24,6 +24,7 @@ from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoderConfig
 from clearhead.models.presets import gpt2
 from clearhead.nn.positions import LearnedPositions
+from clearhead.ops.onednn_linear import linear
 
 PROMPT_LENGTH, N_NEW = 64, 256
 
@@ -78,8 +79,8 @@ def _decode(setting: Setting, *, batch: int, goal: float, target: float) -> Iter
 def _parameter_read_rate(setting: Setting, model: Decoder) -> float:
     """Return how many times per second all matrices of a decode step can be read, by matrix-vector products."""
     weights = [p.detach() for name, p in model.named_parameters() if p.dim() == 2 and not name.startswith("positions")]
-    ones = {w.shape[1]: w.new_ones(w.shape[1]) for w in weights}
-    (seconds,) = seconds_of(setting, lambda: [w @ ones[w.shape[1]] for w in weights], repeats=5)
+    ones = {w.shape[1]: w.new_ones(1, w.shape[1]) for w in weights}
+    (seconds,) = seconds_of(setting, lambda: [linear(ones[w.shape[1]], w) for w in weights], repeats=5)
     return 1 / seconds
 
 

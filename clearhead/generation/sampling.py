@@ -57,12 +57,12 @@ def _topk_ids(x: Tensor, k: int) -> Tensor:
 def log_probs_at(logits: Float[Tensor, "R V"], ids: Int[Tensor, "R k"]) -> Float[Tensor, "R k"]:
     """Return log softmax(logits) at `ids`, in float32 or wider."""
     logits = to_float32(logits)
-    selected = logits.gather(-1, ids)
     if logits.is_cuda:
-        return selected - logits.logsumexp(-1, keepdim=True)
+        return logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
     # A few rows at a time, so that intermediates stay in the processor's cache.
-    chunks = logits.split(max(1, _LOGITS_PER_CHUNK // logits.shape[-1]))
-    return selected - torch.cat([chunk.logsumexp(-1, keepdim=True) for chunk in chunks])
+    chunk = max(1, _LOGITS_PER_CHUNK // logits.shape[-1])
+    parts = zip(logits.split(chunk), ids.split(chunk), strict=True)
+    return torch.cat([part.log_softmax(-1).gather(-1, part_ids) for part, part_ids in parts])
 
 
 def _argmax(x: Tensor) -> Tensor:

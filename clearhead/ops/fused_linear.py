@@ -10,6 +10,7 @@ for few rows, one Triton kernel computes all of it and reads W once. Elsewhere, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from clearhead._core.shapes import Float
 from clearhead._core.tensor_state import runs_triton
 from clearhead.ops.activations import GELU, Activation, GeGLU, ReLU, SiLU, SwiGLU
 from clearhead.ops.fused_linear_config import LayerKind, device_name, linear_config
+from clearhead.ops.onednn_linear import linear
 
 MAX_DECODE_ROWS = 128
 """Largest number of rows for the Triton kernels; with more, reading the weight is not the limit and torch is faster."""
@@ -50,7 +52,7 @@ def fused_linear_decode(
     Returns:
         The result, shape (R, N)."""
     if not runs_triton(x) or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return fused_linear_reference(x, spec, residual)
+        return _fused_linear(x, spec, residual, linear)
     from clearhead.ops.fused_linear_triton import launch, launch_norm
 
     if len(x) <= MAX_DECODE_ROWS and activation_code(spec.activation) is not None:
@@ -66,11 +68,16 @@ def fused_linear_decode(
 
 def fused_linear_reference(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None = None) -> Tensor:
     """Compute `fused_linear_decode` with torch's operators: its definition."""
+    return _fused_linear(x, spec, residual, F.linear)
+
+
+def _fused_linear(x: Tensor, spec: FusedLinearSpec, residual: Tensor | None, product: Callable[..., Tensor]) -> Tensor:
+    """Compute `fused_linear_decode` with torch's operators and this function for the product."""
     if spec.norm is not None:
         x = apply_norm(x, spec.norm)
-    out = F.linear(x, spec.weight, spec.bias)
+    out = product(x, spec.weight, spec.bias)
     if spec.gate is not None and spec.activation is not None:
-        out = spec.activation(F.linear(x, spec.gate, spec.gate_bias)).mul_(out)
+        out = spec.activation(product(x, spec.gate, spec.gate_bias)).mul_(out)
     elif spec.activation is not None:
         out = spec.activation(out)
     return out if residual is None else out.add_(residual)
@@ -81,7 +88,7 @@ def fused_linear_prefill(x: Tensor, spec: FusedLinearSpec, residual: Tensor | No
 
     On a GPU, the activation is part of the product, as for GPT-2, or one pass over the products."""
     x = x if spec.norm is None else apply_norm(x, spec.norm)
-    if residual is not None and spec.bias is None and spec.activation is None:
+    if runs_triton(x) and residual is not None and spec.bias is None and spec.activation is None:
         return residual.addmm_(x, spec.weight.T)
     out = _activated_product(x, spec)
     return out if residual is None else residual.add_(out)
@@ -92,12 +99,12 @@ def _activated_product(x: Tensor, spec: FusedLinearSpec) -> Tensor:
     activation, bias = spec.activation, spec.bias
     if x.is_cuda and bias is not None and isinstance(activation, GELU) and activation.tanh:
         return torch._addmm_activation(bias, x, spec.weight.T, use_gelu=True)
-    out = F.linear(x, spec.weight, bias)
+    out = linear(x, spec.weight, bias)
     if activation is None:
         return out
     if spec.gate is None:
         return activation(out)
-    gate = F.linear(x, spec.gate, spec.gate_bias)
+    gate = linear(x, spec.gate, spec.gate_bias)
     code = activation_code(activation)
     if code is None or not runs_triton(x) or x.dtype == torch.float64:
         return activation(gate).mul_(out)

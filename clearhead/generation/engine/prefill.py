@@ -26,6 +26,7 @@ from clearhead.generation.prompts import pad_rows
 from clearhead.masks import Causal, Mask, padding
 from clearhead.masks.regions import Region
 from clearhead.ops.fused_linear import fused_linear_prefill
+from clearhead.ops.onednn_linear import inference_linears
 
 _MAX_TOKENS = 16_384  # tokens of one pass; a longer prompt is a pass by itself
 _TOLERANCE = 1.25  # longest prompt of a padded group, relative to its shortest
@@ -238,7 +239,8 @@ def encode(
         source = pad_rows([sources[i] for i in members]).to(program.device)  # (B, S), or frames (B, T, F)
         sizes = torch.tensor([lengths[i] for i in members], device=program.device)
         mask = padding(sizes) if len({lengths[i] for i in members}) > 1 else None
-        memory = model.encode(source, mask=mask)
+        with inference_linears():
+            memory = model.encode(source, mask=mask)
         if memory.shape[1] != source.shape[1]:  # audio is shortened
             sizes = torch.full_like(sizes, memory.shape[1])
         B, S = memory.shape[:2]
