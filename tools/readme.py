@@ -50,8 +50,9 @@ def models() -> str:
 
 
 def engine() -> str:
-    """Return the results of `python -m benchmarks engine` on a GPU and on a CPU, marking targets that are not met."""
-    return "\n\n".join(_engine(RESULTS / name) for name in ("engine.json", "engine-cpu.json"))
+    """Return the results of `python -m benchmarks engine` on a GPU and on CPUs, marking targets that are not met."""
+    paths = [RESULTS / "engine.json", *sorted(RESULTS.glob("engine-cpu*.json"))]
+    return "\n\n".join(map(_engine, paths))
 
 
 def _engine(path: Path) -> str:
