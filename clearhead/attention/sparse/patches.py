@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,7 +116,7 @@ def best_patch(tables: list[Tensor], M: int) -> tuple[int, ...]:
     for table in tables:
         visible, counts = table.numpy(), []
         for _ in range(min(M.bit_length() - 1, (len(table) - 1).bit_length()) + 1):
-            counts.append(int(np.count_nonzero(visible)))
+            counts.append(int(visible.sum()))
             even, odd = visible[::2].copy(), visible[1::2]  # two slices become one
             even[: len(odd)] |= odd
             visible = even

@@ -23,7 +23,6 @@ from clearhead.attention.sparse import report
 from clearhead.attention.sparse.block_index import BlockIndex, PairList, RandomPairs, index_pairs, list_pairs
 from clearhead.attention.sparse.build import build
 from clearhead.attention.sparse.cost_model import AttentionWork, Rates, rates_for
-from clearhead.attention.sparse.grid_index import index_of_grid
 from clearhead.attention.sparse.random_pairs import Samples, can_list_on_device, index_samples, sample
 from clearhead.attention.sparse.registry import PLANS
 from clearhead.attention.sparse.split import MaskPiece, extract_disjuncts, make_row_blocks, split
@@ -333,6 +332,8 @@ def _index_of_piece(
     part: MaskPiece, T: int, grid: PairGrid, M: int, by_key: bool, blocking: Blocking, device: torch.device
 ) -> BlockIndex:
     """Return the index of a piece in blocks of M rows, or of more if its lists are long."""
+    from clearhead.attention.sparse.grid_index import index_of_grid  # needs NumPy
+
     on_grid = index_of_grid(part.mask, T, grid, M, by_key, device) if part.step == 1 else None
     if on_grid is not None:
         return on_grid
