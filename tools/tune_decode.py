@@ -2,8 +2,8 @@
 
     python -m tools.tune_decode decode_tables.json
 
-For every number of rows, heads and capacity it times all candidates, as many layers of one CUDA graph, and selects the
-fastest.
+For every number of rows, heads and capacity it times all candidates, as layers of one CUDA graph, and selects the
+fastest candidate.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_MIN_PRODUCTS = 1 << 19  # multiply-adds; a call of oneDNN takes a few microseconds longer than one of MKL
+MIN_PRODUCTS = 1 << 19  # multiply-adds; a call of oneDNN takes a few microseconds longer than one of MKL
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -36,7 +36,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         The result, shape (…, R, N)."""
     if x.is_cpu and x.dtype == torch.float32 == weight.dtype and prefers_onednn():
         n_products = x.numel() * len(weight)
-        if n_products > _MIN_PRODUCTS:
+        if n_products > MIN_PRODUCTS:
             return onednn_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
@@ -71,10 +71,10 @@ def prefers_onednn() -> bool:
     """Return whether oneDNN is available, and faster than the library that `F.linear` calls."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
-    return "AMD" in _processor()
+    return "AMD" in processor_name()
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """Return the name of the processor, if torch reports it."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return str(capabilities.get("cpu_name", ""))

@@ -29,7 +29,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(onednn_linear, "onednn_linear", record)
     monkeypatch.setattr(onednn_linear, "prefers_onednn", lambda: True)
-    monkeypatch.setattr(onednn_linear, "_MIN_PRODUCTS", 0)
+    monkeypatch.setattr(onednn_linear, "MIN_PRODUCTS", 0)
     return shapes
 
 
@@ -58,7 +58,7 @@ def test_linear_uses_onednn_for_large_float32_products_only(calls, monkeypatch):
     assert calls == [(3, 5, 71)]
     linear(x.double(), weight.double())
     linear(x.bfloat16(), weight.bfloat16())
-    monkeypatch.setattr(onednn_linear, "_MIN_PRODUCTS", 3 * 5 * 71 * 37)
+    monkeypatch.setattr(onednn_linear, "MIN_PRODUCTS", 3 * 5 * 71 * 37)
     linear(x, weight)
     assert len(calls) == 1
 
@@ -69,7 +69,7 @@ def test_linear_uses_onednn_for_large_float32_products_only(calls, monkeypatch):
 )
 def test_prefers_onednn_to_mkl_on_processors_of_amd(monkeypatch, name, has_mkl, expected):
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: has_mkl)
-    monkeypatch.setattr(onednn_linear, "_processor", lambda: name)
+    monkeypatch.setattr(onednn_linear, "processor_name", lambda: name)
     assert prefers_onednn.__wrapped__() is expected
 
 

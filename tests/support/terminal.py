@@ -10,5 +10,5 @@ from clearhead.cli.output import console
 def use_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the console write to standard output as to an interactive terminal."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(console, "_force_terminal", True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setattr(console, "is_interactive", True)

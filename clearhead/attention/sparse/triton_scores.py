@@ -58,8 +58,7 @@ def add_distances(
     """Return scores s (M, N) plus the bias by distance, of which row i and column j have entry rows[i] + columns[j].
 
     If all entries of the tile are on one line, nothing is loaded, except in float32: there a sum has more roundings
-    than a value. The extremes can be any bounds of rows and columns, and the other arguments are those of
-    `load_lines`."""
+    than a value. The extremes can be any bounds of rows and columns. See `load_lines` for the other arguments."""
     if PRECISION == "ieee":
         return s + tl.load(distance_head + (rows[:, None] + columns[None, :]))
     greatest = row_max + column_max

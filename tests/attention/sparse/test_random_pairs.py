@@ -29,7 +29,7 @@ def compare(T, per_row, M, seed, condition):
     from clearhead.attention.sparse.block_index import RandomPairs
     from clearhead.attention.sparse.random_pairs import index_samples, sample
     from clearhead.masks import parse, scattered
-    from tests.attention.sparse.test_plan import dense
+    from tests.support.block_lists import dense
 
     leaf = scattered(per_row, seed)
     condition = None if condition is None else parse(condition)
