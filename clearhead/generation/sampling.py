@@ -1,8 +1,8 @@
 """Choosing ids from logits: top-k with log-probabilities, and sampling with filters.
 
-Ties go to the smaller id. On a GPU one kernel reads the logits once; on other devices torch operators are used.
-Sampling is computed in float64, so that rounding in a long cumulative sum or at a small temperature does not change an
-id.
+Ties go to the smaller id. On a GPU Triton kernels are used, on other devices torch operators. Both compute sampling in
+float64, so that rounding in a long cumulative sum or at a small temperature does not change an id, unless its random
+number is within about V · 2⁻⁵³ of a step of the cumulative distribution.
 
     R rows   V vocabulary   k ids per row
 """
@@ -10,7 +10,7 @@ id.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -138,6 +138,21 @@ class SamplingParameters(NamedTuple):
         """Return the same parameters as elements of a tensor (4,), from which a captured graph reads them."""
         stored = {name: values[i] for i, name in enumerate(self._fields) if getattr(self, name) is not None}
         return self._replace(**stored)
+
+
+def sample_with_logprobs(
+    logits: Float[Tensor, "R V"], parameters: SamplingParameters, uniform: Float[Tensor, " R"]
+) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
+    """Return an id of each row, sampled at `uniform` in [0, 1), and its log-probability under softmax(logits).
+
+    The log-probability is NaN if the logits are NaN, +∞ or all −∞.
+    """
+    if isinstance(parameters.temperature, Tensor) and runs_triton(logits) and logits.dtype != torch.float64:
+        from clearhead.ops.sampling_triton import launch
+
+        return launch(logits, uniform, cast("tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]", parameters))
+    ids = sample_inverse_cdf(probabilities(logits, parameters), uniform)
+    return ids, log_probs_at(logits, ids[:, None]).squeeze(1)
 
 
 def probabilities(logits: Float[Tensor, "R V"], parameters: SamplingParameters | Sample) -> Float[Tensor, "R V"]:

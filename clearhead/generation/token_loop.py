@@ -28,9 +28,7 @@ from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated, GenerationStep
 from clearhead.generation.sampling import (
     SamplingParameters,
-    log_probs_at,
-    probabilities,
-    sample_inverse_cdf,
+    sample_with_logprobs,
     to_float32,
     topk_logprobs,
 )
@@ -199,7 +197,7 @@ class TokenLoop(GenerationLoop):
         filters = None if self.sampling is None else tuple(x is not None for x in self.sampling)
         self.key = ("tokens", dtype, filters, n_stops)
         self.state = state if self.continuous is None else self.continuous.adopt(self.key, state)
-        if self.is_static and self.sampling is not None:
+        if self.sampling is not None and (self.is_static or runs_triton(state.sampling)):
             self.sampling = self.sampling.stored_in(self.state.sampling)
         self.n_logged = 0
         self.prompt_of_row = torch.zeros(self.R, dtype=torch.int64)  # on the host
@@ -249,9 +247,14 @@ class TokenLoop(GenerationLoop):
             ids, log_probs = topk_logprobs(logits, 1)
             return ids.squeeze(1), log_probs.squeeze(1)
         # Counter-based: a row's samples do not depend on the number of rows or steps.
-        uniform = counter_rng.uniform64(_SAMPLING_STREAM, self.state.seed, step, prompt)
-        ids = sample_inverse_cdf(probabilities(logits, self.sampling), uniform)
-        return ids, log_probs_at(logits, ids[:, None]).squeeze(1)
+        keys = _SAMPLING_STREAM, self.state.seed, step, prompt
+        if runs_triton(logits):
+            from clearhead.ops.counter_rng_triton import launch
+
+            uniform = launch(*keys)
+        else:
+            uniform = counter_rng.uniform64(*keys)
+        return sample_with_logprobs(logits, self.sampling, uniform)
 
     def _append(self, R: int, ids: Tensor, log_probs: Tensor) -> None:
         """Append a step to the log and update which rows are active."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from clearhead._core import counter_rng
 from clearhead.attention.decode import (
     DecodeSlots,
     HeadNorms,
@@ -15,8 +16,14 @@ from clearhead.attention.decode import (
     decode_attention,
     decode_attention_reference,
 )
-from clearhead.generation import BeamSearch, Greedy, generate
-from clearhead.generation.sampling import log_probs_at, topk_logprobs
+from clearhead.generation import BeamSearch, Greedy, Sample, generate
+from clearhead.generation.sampling import (
+    SamplingParameters,
+    log_probs_at,
+    probabilities,
+    sample_with_logprobs,
+    topk_logprobs,
+)
 from clearhead.masks import causal, window
 from clearhead.nn import GELU, GeGLU, Parallel, ReLU, SwiGLU
 from clearhead.nn.positions import Rotary, YarnScaling
@@ -204,6 +211,114 @@ def sampling():
     assert topk_logprobs(logits, 1)[1][2].isnan()
 
 
+BELOW_ONE = 1 - 2**-53
+SAMPLES = (
+    Sample(),
+    Sample(0.05),
+    Sample(1e-300),
+    Sample(1e300),
+    Sample(1e300, top_k=3, top_p=0.6),
+    Sample(1e-300, top_k=3, top_p=0.6, min_p=0.1),
+    Sample(top_k=1),
+    Sample(2.5, top_k=7),
+    Sample(top_k=400),
+    Sample(top_k=10**12),
+    Sample(top_p=1e-9),
+    Sample(0.7, top_p=0.5),
+    Sample(top_p=0.9),
+    Sample(5.0, top_p=1 - 1e-9),
+    Sample(top_p=BELOW_ONE),
+    Sample(min_p=1.0),
+    Sample(0.8, min_p=0.3),
+    Sample(3.0, min_p=1e-6),
+    Sample(0.8, top_k=50, top_p=0.95),
+    Sample(1.2, top_k=900, top_p=0.8, min_p=0.05),
+    Sample(top_p=0.9, min_p=0.2),
+    Sample(top_k=20, min_p=0.2),
+)
+
+
+def rows_of_logits(V):
+    """Return named logits (3, V) with ties, masks and extreme values."""
+    x = torch.randn(3, V) * torch.tensor([0.3, 1.0, 10.0])[:, None]
+    masked = x.masked_fill(torch.rand(3, V) < 0.5, -math.inf)
+    masked[:, V // 2] = 0.0
+    one_id = torch.full((3, V), -math.inf)
+    one_id[:, -1] = -3.0
+    tiny = -x.abs() * 1e-20  # the rounding of max x − x makes ties
+    tiny[:, V // 3] = 1.0
+    return {
+        "random": x,
+        "tied": x.round(),
+        "masked": masked,
+        "one id": one_id,
+        "finite mask": masked.clamp(min=torch.finfo(torch.float32).min),
+        "equal": torch.zeros(3, V),
+        "tiny": tiny,
+        "far from 0": x - 100,
+        "bfloat16": x.bfloat16(),
+        "float16": x.half(),
+        "not contiguous": torch.stack((x, x), dim=1)[:, -1],
+    }
+
+
+def assert_sampled(name, logits, strategy, uniform):
+    """Compare the kernels with `probabilities`: the random number is in the interval of the sampled id.
+
+    Intervals are half-open, up to 1e-12. If top_p is within 1e-12 of a step of the distribution, either side is right.
+    """
+    exact = SamplingParameters.of(strategy)
+    numbers = torch.tensor([math.nan if x is None else x for x in exact], dtype=torch.float64)
+    ids, log_probs = sample_with_logprobs(logits, exact.stored_in(numbers), uniform)
+    is_right = torch.zeros_like(ids, dtype=torch.bool)
+    for slack in (0.0,) if exact.top_p is None else (-1e-12, 0.0, 1e-12):
+        top_p = None if exact.top_p is None else min(exact.top_p * (1 + slack), 1.0)
+        probs = probabilities(logits, exact._replace(top_p=top_p))
+        probability = probs.gather(1, ids[:, None]).squeeze(1)
+        end = probs.cumsum(1).gather(1, ids[:, None]).squeeze(1)
+        is_inside = (end - probability <= uniform + 1e-12) & (uniform < end + 1e-12)
+        is_right |= is_inside & (probability > 0)
+    case = f"{name}, {tuple(logits.shape)}, {strategy}, {uniform.tolist()}: {ids.tolist()}"
+    assert is_right.all(), case
+    torch.testing.assert_close(log_probs, log_probs_at(logits, ids[:, None]).squeeze(1), msg=case)
+
+
+def filtered_sampling(step=3):
+    """Compare every `step`-th strategy per kind of logits; all of them if the vocabulary is small."""
+    for V, names in ((5003, ("random", "bfloat16")), (1033, ("tied", "masked", "far from 0")), (37, None), (1, None)):
+        kinds = {name: logits for name, logits in rows_of_logits(V).items() if names is None or name in names}
+        for n, (name, logits) in enumerate(kinds.items()):
+            for strategy in SAMPLES if names is None else SAMPLES[n % step :: step]:
+                uniform = torch.rand(3, dtype=torch.float64)
+                uniform[0], uniform[1] = 0.0, BELOW_ONE
+                assert_sampled(name, logits, strategy, uniform.roll(torch.randint(3, ()).item()))
+
+
+def invalid_logits():
+    """Rows without a distribution have a log-probability that is not finite; other rows do not depend on them."""
+    uniform = torch.rand(5, dtype=torch.float64)
+    for strategy in SAMPLES[::3]:
+        logits = torch.randn(5, 1033)
+        logits[0, 7] = math.nan
+        logits[1, 1030] = math.inf
+        logits[2] = -math.inf
+        logits[3] = math.nan
+        parameters = SamplingParameters.of(strategy)
+        numbers = torch.tensor([math.nan if x is None else x for x in parameters], dtype=torch.float64)
+        ids, log_probs = sample_with_logprobs(logits, parameters.stored_in(numbers), uniform)
+        assert log_probs[:4].isnan().all()
+        assert ((ids >= 0) & (ids < 1033)).all()
+        assert_sampled("valid", logits[4:], strategy, uniform[4:])
+
+
+def random_numbers():
+    from clearhead.ops.counter_rng_triton import launch
+
+    seed = torch.tensor([-(5**25)])
+    step, prompt = torch.arange(7) * 3, torch.randint(1 << 60, (7,))
+    assert torch.equal(launch(601, seed, step, prompt), counter_rng.uniform64(601, seed, step, prompt))
+
+
 def models():
     """Compare searches through all kernels, as a GPU runs them, with the model's own forward."""
     from clearhead.generation.engine.slot_decoder import static_shapes
@@ -215,6 +330,7 @@ def models():
         (grouped, BeamSearch(2), (3, 5)),
         (grouped, Greedy(), (3, 5, 4)),
         (decoder(**ring).float(), Greedy(), (9, 2)),
+        (grouped, Sample(0.9, top_k=9, top_p=0.8, seed=3), (3, 5, 4)),
     ):
         rows = prompts(23, lengths)
         options = {"strategy": strategy, "max_new_tokens": 4, "stop_ids": 7}
@@ -234,4 +350,7 @@ if __name__ == "__main__":
         prompt_writes()
         gated_prompts()
         sampling()
+        filtered_sampling()
+        invalid_logits()
+        random_numbers()
         models()

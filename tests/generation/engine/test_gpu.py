@@ -39,6 +39,9 @@ def test_decode_kernels_equal_references_on_gpu():
             interpreted.prompt_writes()
             interpreted.gated_prompts()
             interpreted.sampling()
+            interpreted.filtered_sampling(step=1)
+            interpreted.invalid_logits()
+            interpreted.random_numbers()
     finally:
         torch.set_default_device("cpu")
 
@@ -97,6 +100,26 @@ def test_gpt2_sized_model_equals_module_decoder(strategy, batch):
     assert (
         actual.ids == expected.ids
     ).float().mean() > 0.98  # two logits may tie within float32's error, once in a while
+
+
+def test_captured_sampling_reads_parameters_of_each_call():
+    """Calls with the same filters share a graph, and their parameters are not part of it."""
+    torch.manual_seed(0)
+    model = gpt2().replace(n_layers=1, vocab_size=5003).build().cuda()
+    ids = torch.randint(5003, (3, 5))
+    for strategy in (
+        Sample(0.7, top_k=40, top_p=0.9, min_p=0.02, seed=1),
+        Sample(1.7, top_k=4000, top_p=0.5, min_p=0.5, seed=2),
+        Sample(1e-9, top_k=1, top_p=0.9, min_p=0.02, seed=3),
+        Sample(3.0, top_p=0.99, seed=4),
+        Sample(0.5, top_p=0.3, seed=5),
+        Sample(0.5, seed=6),
+        Sample(2.0, seed=7),
+    ):
+        options = {"strategy": strategy, "max_new_tokens": 30}
+        actual = generate(model, ids, **options)
+        expected = generate(model, ids, engine="module", **options)
+        assert (actual.ids == expected.ids).float().mean() > 0.9, strategy  # float32's error may change an id
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary", "none", "grouped-query"])
