@@ -9,8 +9,8 @@ All decisions are made in float64, by the same equations as `clearhead.generatio
     d_p  = smallest d[i] with Σ w[j : d[j] ≤ d[i]] ≥ top_p · Σ w[j : d[j] ≤ d_k]
     id   = first i with Σ w[j ≤ i, kept] > uniform · Σ w[kept]
 
-A different order of addition changes a sum by at most V · 2⁻⁵³ of its value, so an id differs from an exact computation
-only if `uniform` or `top_p` is as close to a step of the distribution.
+A different order of addition changes a sum by at most V · 2⁻⁵³ of its value, so an id differs from that of the torch
+operators only if `uniform` or `top_p` is within about that distance of a step of the cumulative distribution.
 
 The first kernel reads the logits once and computes, per chunk, the maximum and sums of exponentials, and the maxima
 of small groups of ids. The second runs one program per row. Without filters, it reads the chunk in which the sampled id
@@ -21,13 +21,14 @@ is. With filters, it reads only groups whose maximum is at least a lower bound o
     min_p   the threshold is known
 
 It stores d and w of the ids of these groups (16 bytes per id; all V ids at most) and finds d_k and d_p by bisection.
+Few groups are read for a small top_k, but most of them for top_p alone, so that the second kernel then takes longer.
 
     R rows   V vocabulary   C chunks   G groups   m ids in groups that are read
 """
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN202
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
