@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 
+from tests.explorer.conftest import serving
 from tests.support.browser import BROWSER
 from tests.support.browser_tab import Tab
+from tests.support.training_run import train_letters
 
 pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
 ]
+
+RECORD_STATES = """() => {
+  window.states = [];
+  new MutationObserver(() => states.push(document.documentElement.dataset.ready))
+    .observe(document.documentElement, { attributeFilter: ["data-ready"] });
+}"""
 
 
 @pytest.fixture
@@ -126,9 +135,10 @@ def test_training_film_shows_every_checkpoint(run_tab):
     run_tab.open("training?text=D+A+C")
     assert run_tab.ready("training") == "training 12"
     assert run_tab.page.locator(".loss circle").count() == 4
+    run_tab.page.evaluate(RECORD_STATES)
     run_tab.page.get_by_role("button", name="Play", exact=False).last.click()
-    run_tab.page.wait_for_selector('html[data-ready="training 3"]')
-    run_tab.page.wait_for_selector('html[data-ready="training 12"]')
+    run_tab.page.wait_for_function("() => states.includes('training 12')")
+    assert run_tab.page.evaluate("states") == ["training 3", "training 6", "training 9", "training 12"]
     run_tab.page.get_by_label("Checkpoint").fill("1")
     run_tab.ready("training 6")
     assert "at=6" in run_tab.hash
@@ -136,6 +146,28 @@ def test_training_film_shows_every_checkpoint(run_tab):
     run_tab.page.wait_for_selector(".film-head[aria-pressed=true] >> nth=0")
     assert "map=blocks.0.attention%3A1" in run_tab.hash
     assert run_tab.page.locator(".training .heat.words").count() == 1
+
+
+def test_training_film_of_an_unfinished_run_follows_its_newest_checkpoint(chromium, tmp_path):
+    finished, unfinished = train_letters(tmp_path / "finished"), tmp_path / "letters"
+    shutil.copytree(finished, unfinished, ignore=shutil.ignore_patterns("model", "summary.json", "step-*"))
+    shutil.copytree(finished / "step-00000003", unfinished / "step-00000003")
+    with serving(str(unfinished), "--workers", "1") as client:
+        tab = Tab(chromium, client)
+        output = tab.page.locator(".film-output")
+        tab.open("training?model=letters&text=D+A+C")
+        tab.ready("training 3")
+        first = output.inner_text()
+        (finished / "step-00000012").rename(unfinished / "step-00000012")
+        tab.ready("training 12")
+        newest = client.post("run", {"model": "letters@12", "text": "D A C", "complete": True})["text"]
+        assert output.inner_text().split("writes ")[1] == newest
+        assert first.split("writes ")[1] != newest  # else the next line means nothing
+        tab.page.get_by_label("Checkpoint").fill("0")
+        tab.ready("training 3")
+        assert "compared with the newest checkpoint" in output.inner_text()
+        tab.context.close()
+    assert tab.problems == []
 
 
 def test_checkpoints_are_models_of_every_panel(run_tab):

@@ -135,18 +135,22 @@ export class Subject {
       if (this.sound.isEmpty()) return this.onFail(Object.assign(new Error("Record digits, choose a file, or play the example."), { isEmpty: true }));
       return this.requests.run((stop) => ask("listen", this.input, { signal: stop }), (result) => this.onRun(this.last = { ...result, model: this.model.name }), (error) => this.fail(error));
     }
-    const { w } = this.state, isComplete = w === "" || w.endsWith("+");
-    const body = { model: this.model.name, text: this.state.text, chat: this.hasChat,
-      generated_ids: w === "none" ? [] : w.split(/[,+]/).filter(Boolean).map(Number), complete: isComplete && this.model.can_generate, max_new_tokens: Number(this.state.n),
-      temperature: this.setting("t", "temperature"), top_k: this.setting("k", "top_k") || null, top_p: this.setting("p", "top_p") < 1 ? this.setting("p", "top_p") || null : null, seed: Number(this.state.seed) };
     this.onLoading();
-    this.requests.run((stop) => ask("run", body, { signal: stop }), (result) => {
+    this.requests.run((stop) => ask("run", this.runRequest(this.model.name), { signal: stop }), (result) => {
       this.last = { ...result, model: this.model.name };
       if (this.step === null || this.step > result.first_step + result.steps.length) this.step = null;
       this.showCandidates();
       ready(`model ${this.model.name} ${result.ids.length} ${result.next?.selected ?? ""}`);
       this.onRun(this.last);
     }, (error) => this.fail(error), this.state.text.length > 2000 ? 250 : 0);
+  }
+
+  // The request of a run of the text, by the shown model or a checkpoint of it.
+  runRequest(name) {
+    const { w } = this.state, isComplete = w === "" || w.endsWith("+");
+    return { model: name, text: this.state.text, chat: this.hasChat,
+      generated_ids: w === "none" ? [] : w.split(/[,+]/).filter(Boolean).map(Number), complete: isComplete && this.model.can_generate, max_new_tokens: Number(this.state.n),
+      temperature: this.setting("t", "temperature"), top_k: this.setting("k", "top_k") || null, top_p: this.setting("p", "top_p") < 1 ? this.setting("p", "top_p") || null : null, seed: Number(this.state.seed) };
   }
 
   fail(error) {

@@ -16,7 +16,7 @@ const shown = (text) => text.trim() || text;
 export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial }, stage = pane("training"), save = () => remember(state, DEFAULTS), requests = new Latest(signal), polls = new Latest(signal);
   const frames = new Map(); // by step
-  let log = null, playing = 0, polling = 0, sharpest = null;
+  let log = null, playing = 0, polling = 0, sharpest = null, reference = null; // reference: the checkpoint that wrote the tokens
   const range = make("input", { type: "range", min: 0, max: 0, value: 0, ariaLabel: "Checkpoint", on: { input() { pause(); select(log.steps[range.value]); } } });
   const play = button("▶ Play", () => (playing ? pause() : start())), where = make("output", { className: "where" });
   const bar = make("div", { className: "bar stage-bar film-bar" }, play, make("span", { className: "note", textContent: "Checkpoint" }), range, where, saveButton("training"));
@@ -25,15 +25,24 @@ export function open(box, initial, { signal, remember }) {
   modelLayout(box, subject, bar, stage);
   signal.addEventListener("abort", () => { pause(); clearTimeout(polling); });
 
-  // The input of all frames: the tokens of the run of the newest model.
   function onRun() {
     frames.clear();
+    reference = null;
     readLog();
+  }
+
+  // Read the log, and let the newest checkpoint write again. Its tokens are the input of all frames.
+  async function readNewest(stop) {
+    const { name } = subject.model, arrived = await ask("training_log", { model: name }, { signal: stop }), newest = arrived.steps.at(-1);
+    return { arrived, newest, run: newest === reference ? subject.last : await ask("run", subject.runRequest(`${name}@${newest}`), { signal: stop }) };
   }
 
   function readLog() {
     clearTimeout(polling);
-    polls.run((stop) => ask("training_log", { model: subject.model.name }, { signal: stop }), (arrived) => {
+    polls.run(readNewest, ({ arrived, newest, run }) => {
+      if (String(run.ids) !== String(subject.last.ids)) frames.clear();
+      subject.last = { ...run, model: subject.model.name };
+      reference = newest;
       const follows = state.at === "" || !log;
       log = { ...arrived, steps: [...new Set([...frames.keys(), ...arrived.steps])].sort((a, b) => a - b) };
       range.max = log.steps.length - 1;
@@ -50,7 +59,7 @@ export function open(box, initial, { signal, remember }) {
     save();
     range.value = log.steps.indexOf(step);
     range.setAttribute("aria-valuetext", `step ${step}`);
-    where.textContent = `step ${count(step)}${log.is_finished ? "" : " · the run is not finished; new checkpoints appear here"}`;
+    where.textContent = `step ${count(step)}${log.is_finished ? "" : " · still training; new checkpoints appear here"}`;
     if (frames.has(step)) return show(step);
     if (!stage.content.childElementCount) stage.loading();
     const temperature = subject.setting("t", "temperature");
@@ -133,11 +142,11 @@ export function open(box, initial, { signal, remember }) {
   function lossCurve(step, frame) {
     const W = 420, H = 210, left = 46, bottom = 30, { train, valid, steps } = log, positive = [...train, ...valid].map(([, loss]) => loss).filter((loss) => loss > 0), all = positive.length ? positive : [1];
     const margin = 0.03, low = Math.log10(Math.min(...all)) - margin, high = Math.log10(Math.max(...all)) + margin, last = Math.max(steps.at(-1), ...train.map(([at]) => at), 1);
-    const x = (at) => left + (at / last) * (W - left - 10), y = (loss) => 8 + ((high - Math.log10(Math.max(loss, 1e-12))) / (high - low || 1)) * (H - bottom - 14);
+    const x = (at) => left + (at / last) * (W - left - 10), y = (loss) => 8 + ((high - Math.log10(Math.max(loss, 10 ** low))) / (high - low || 1)) * (H - bottom - 14);
     const line = (points, name) => draw("path", { class: name, d: points.map(([at, loss], i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(loss).toFixed(1)}`).join("") });
     const near = (at) => valid.concat(train).reduce((best, point) => (Math.abs(point[0] - at) < Math.abs(best[0] - at) ? point : best), [Infinity, 1]);
     const svg = draw("svg", { class: "curve loss", viewBox: `0 0 ${W} ${H}`, role: "img" }, draw("title", {}, "Training and validation loss by step; the selected checkpoint is marked"));
-    for (const loss of lossTicks(10 ** low, 10 ** high)) svg.append(draw("path", { class: "tick", d: `M${left} ${y(loss)}H${W - 10}` }), draw("text", { x: left - 6, y: y(loss) + 4, "text-anchor": "end" }, loss));
+    for (const loss of lossTicks(10 ** low, 10 ** high)) svg.append(draw("path", { class: "tick", d: `M${left} ${y(loss)}H${W - 10}` }), draw("text", { x: left - 6, y: y(loss) + 4, "text-anchor": "end" }, loss < 0.001 ? loss.toExponential() : loss));
     svg.append(draw("path", { class: "axis", d: `M${left} 8V${H - bottom}H${W - 10}` }), draw("text", { x: left, y: H - 14, "text-anchor": "middle" }, "0"), draw("text", { x: W - 10, y: H - 14, "text-anchor": "end" }, count(last)), draw("text", { x: (W + left) / 2, y: H - 4, "text-anchor": "middle" }, "step"),
       line(train, "line train"), line(valid, "line valid"), draw("path", { class: "now", d: `M${x(step)} 8V${H - bottom}` }));
     for (const at of steps) svg.append(draw("circle", { class: at === step ? "dot times" : "dot", cx: x(at), cy: y(near(at)[1]), r: at === step ? 5 : 3, on: { click: () => { pause(); select(at, true); } } }, draw("title", {}, `checkpoint of step ${at}`)));
@@ -148,10 +157,10 @@ export function open(box, initial, { signal, remember }) {
   subject.open();
 }
 
-// Round values between two losses: 1, 2 and 5 times powers of ten, or tenths if these are too few.
+// Round values between two losses: 1, 2 and 5 times powers of ten; powers of ten if these are too many, tenths if too few.
 function lossTicks(low, high) {
-  const ticks = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) for (const digit of [1, 2, 5]) ticks.push(Number((digit * 10 ** power).toPrecision(1)));
+  const ticks = [], digits = high > 1000 * low ? [1] : [1, 2, 5];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) for (const digit of digits) ticks.push(Number((digit * 10 ** power).toPrecision(1)));
   const inside = ticks.filter((tick) => low <= tick && tick <= high);
   if (inside.length > 1) return inside;
   const size = 10 ** Math.floor(Math.log10(high - low)), step = [1, 0.5, 0.2, 0.1].map((share) => share * size).find((candidate) => Math.floor(high / candidate) - Math.ceil(low / candidate) >= 2) ?? size / 10, first = Math.ceil(low / step);
