@@ -38,13 +38,13 @@ _EXAMPLES = {
     "shakespeare": ("ROMEO:\n", "First Citizen:\nBefore we proceed any further, hear me", "To be, or not to be"),
     "sort-dedup": ("D A A C B A", "Q W E R T Y", "H E L L O"),
 }
-# Two texts that differ by a word, and whose runs are worth comparing.
+# Two texts of equal length that differ by a word, and whose runs are worth comparing.
 _CONTRASTS = {
     "sort-dedup": ("D A A C B A", "D A A C E A"),
     "translation": ("The house is red.", "The car is red."),
     "text": ("The capital of France is", "The capital of Italy is"),
     "chat": ("What is the capital of France?", "What is the capital of Italy?"),
-    "shakespeare": ("ROMEO:\nMy", "JULIET:\nMy"),
+    "shakespeare": ("ROMEO:\nMy", "HENRY:\nMy"),
 }
 _TASK_EXAMPLES = {
     "sort-dedup": _EXAMPLES["sort-dedup"],

@@ -298,6 +298,8 @@ def test_patching_offers_an_example_and_selects_the_token_that_changes(tab):
     assert tab.page.get_by_label("A second text").input_value() == "The car is red."
     assert tab.page.locator(".answer-output [aria-pressed=true]").inner_text() == "casa"
     assert "car → house" in tab.page.locator(".heat thead").first.inner_text()
+    tab.page.get_by_label("A second text").fill("The car\nis red.")
+    assert tab.page.get_by_label("A second text").input_value() == "The car\nis red."
 
 
 def test_drawing_reserves_the_width_of_all_features(tab):

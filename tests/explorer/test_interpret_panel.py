@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from clearhead import analysis, hub
+from clearhead.explorer.request import ModelRegistry, RequestContext
+from clearhead.explorer.worker_pool import ServerLimits
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,16 @@ def test_causal_map_equals_the_ablation_of_each_head(page, sorter, sorted_letter
             skipped.intervene(path, analysis.ZeroAblation())
         logits = sorter(ids)
     assert row["skip"] == pytest.approx(float(metric(logits)) - answer["baseline"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["shakespeare", "en-es", "sort-dedup"])
+def test_texts_offered_for_patching_have_the_same_number_of_tokens(name):
+    registry = ModelRegistry([name], ServerLimits())
+    context = RequestContext(registry, lambda *_: None, threading.Event())
+    (model,) = registry.run("models", {}, context)["models"]
+    runs = [registry.run("run", {"model": name, "text": text}, context) for text in model["contrast"]]
+    assert len(runs) == 2
+    assert len({len(run["source_ids"]) or run["n_prompt"] for run in runs}) == 1
 
 
 def test_explain_token_returns_contributions_and_their_ablations(page, sorter, sorted_letters):

@@ -16,7 +16,7 @@ export function open(box, initial, { signal, remember }) {
   const state = { ...DEFAULTS, ...initial }, requests = new Latest(signal), stage = pane("interpretation"), save = () => remember(state, DEFAULTS);
   const answer = answerLine((step) => { state.step = String(step); subject.select(step); answer.show(subject.last, step); save(); if (["why", "patching"].includes(state.view)) showView(); });
   const views = choices("Method", VIEWS, state.view, (view) => { state.view = view; save(); showView(); });
-  const other = field("A second text with the same number of tokens", make("input", { type: "text", value: state.other, className: "wide", on: { input(event) { state.other = event.target.value; save(); showView(300); } } }));
+  const other = field("A second text with the same number of tokens", make("textarea", { rows: 2, spellcheck: false, value: state.other, on: { input(event) { state.other = event.target.value; save(); showView(300); } } }));
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading(),
     onModel: () => { views.querySelector('[data-name="induction"]').hidden = subject.model.architecture !== "Decoder"; if (state.view === "induction" && subject.model.architecture !== "Decoder") views.set(state.view = "lens"); } });
   modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, saveButton("interpret")), other, stage);
@@ -63,7 +63,7 @@ export function open(box, initial, { signal, remember }) {
 
   // Without a second text, say what patching needs and offer a pair of texts.
   function showPatchingExample() {
-    const { contrast } = subject.model, use = () => { state.other = other.querySelector("input").value = contrast[1]; subject.text.value = contrast[0]; state.step = ""; subject.go({ text: contrast[0], w: "" }); };
+    const { contrast } = subject.model, use = () => { state.other = other.querySelector("textarea").value = contrast[1]; subject.text.value = contrast[0]; state.step = ""; subject.go({ text: contrast[0], w: "" }); };
     stage.empty("Write a second text of the same length that makes the model write something else, for example with one other word. ");
     if (contrast.length) stage.querySelector(".pane-note").append(button(`Example: “${contrast[0].trim()}” and “${contrast[1].trim()}”`, use));
     ready("patching empty");
@@ -119,7 +119,7 @@ export function open(box, initial, { signal, remember }) {
     return [make("p", { className: "note" }, "The logit of ", make("b", { textContent: token }), ` is ${clean.toFixed(2)} in this run and ${corrupted.toFixed(2)} with the second text. A cell is the share of the difference that one activation of this run, put into the other run, restores. Select an output token above to ask about it.${nPending ? ` (${blocks.length - nPending} of ${blocks.length} blocks computed …)` : ""}`),
       ...[...grids].sort((a, b) => (a.stack < b.stack ? 1 : -1)).map((grid) => ({ ...grid, rows: blocks.filter((path) => path.startsWith(grid.stack ? `${grid.stack}.` : "")) })).flatMap(({ stack, rows, first, tokens: allTokens, other_tokens: allOthers }) => {
         const tokens = allTokens.slice(first), otherTokens = allOthers.slice(first);
-        return [make("h3", { textContent: stack ? `${stack[0].toUpperCase()}${stack.slice(1)} blocks` : "Blocks" }), heatGrid({ caption: `1 restores the logit fully.${first ? " Earlier tokens are the same in both runs and restore nothing." : ""}`, corner: "block ↓ position →", largest: 1, className: tokens.length > 48 ? "tiny" : rows.length > 12 || tokens.length > 16 ? "deep small" : "",
+        return [make("h3", { textContent: stack ? `${stack[0].toUpperCase()}${stack.slice(1)} blocks` : "Blocks" }), heatGrid({ caption: `1 restores the logit fully.${first ? " Earlier tokens are the same in both runs and restore nothing." : ""}`, corner: "block ↓ position →", largest: 1, className: tokens.length > 48 ? "tiny" : rows.length > 12 || tokens.length > 16 ? "deep small patched" : "patched",
         rows: rows.map((path) => ({ label: short(path), title: path })), columns: tokens.map((text, i) => ({ label: text === otherTokens[i] ? text.trim() || text : `${otherTokens[i].trim()} → ${text.trim()}`, token: `${stack === "encoder" ? "s" : "t"}${i + first}` })), values: rows.map((path) => done.get(path)?.slice(first) ?? tokens.map(() => null)) })];
       })];
   }
