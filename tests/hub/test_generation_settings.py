@@ -50,25 +50,31 @@ def saved(request, tmp_path_factory):
     ids=str,
 )
 def test_settings_of_the_model_apply_as_in_transformers(saved, settings):
-    from transformers import GenerationConfig
-
     reference, folder = saved
-    settings = settings | {"eos_token_id": 3, "pad_token_id": 0, "decoder_start_token_id": 2}
-    reference.generation_config = GenerationConfig(**copy.deepcopy(settings))
-    (folder / "generation_config.json").write_text(json.dumps(settings))
+    special = {"eos_token_id": 3, "pad_token_id": 0, "decoder_start_token_id": 2}
+    (folder / "generation_config.json").write_text(json.dumps(settings | special))
     trained = hub.pipeline(folder, dtype=torch.float64)
     for text in TEXTS:
-        ids = torch.tensor([trained.tokenizer.prompt(text)])
-        expected = reference.generate(ids, attention_mask=torch.ones_like(ids))[0]
-        new_ids = expected[1 if reference.config.is_encoder_decoder else ids.shape[1] :].tolist()
-        new_ids = [id_ for id_ in new_ids if id_ not in (0, 3)]  # neither padding nor the end
-        actual = trained.generate(text)
-        if reference.config.is_encoder_decoder:
-            assert actual == trained.tokenizer.decode(new_ids).strip()
-        else:
-            assert actual == decode_suffix(trained, ids[0].tolist(), new_ids)
-        assert ch.generate(trained, text) == actual
-    assert trained.generate(TEXTS[0], strategy=Greedy(), max_new_tokens=1) != trained.generate(TEXTS[0])
+        expected = text_of_transformers(reference, trained, text, settings | special)
+        assert trained.generate(text) == expected
+        assert ch.generate(trained, text) == expected
+    # A given strategy replaces the settings.
+    first = text_of_transformers(reference, trained, TEXTS[0], special | {"max_new_tokens": 1})
+    assert trained.generate(TEXTS[0], strategy=Greedy(), max_new_tokens=1) == first
+
+
+def text_of_transformers(reference, trained, text, settings):
+    """Return the text that transformers generates under these settings, as a pipeline would return it."""
+    from transformers import GenerationConfig
+
+    reference.generation_config = GenerationConfig(**copy.deepcopy(settings))
+    ids = torch.tensor([trained.tokenizer.prompt(text)])
+    generated = reference.generate(ids, attention_mask=torch.ones_like(ids))[0]
+    new_ids = generated[1 if reference.config.is_encoder_decoder else ids.shape[1] :].tolist()
+    new_ids = [id_ for id_ in new_ids if id_ not in (0, 3)]  # neither padding nor the end
+    if reference.config.is_encoder_decoder:
+        return trained.tokenizer.decode(new_ids).strip()
+    return decode_suffix(trained, ids[0].tolist(), new_ids)
 
 
 @pytest.mark.parametrize(

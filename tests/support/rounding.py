@@ -15,12 +15,16 @@ def assert_equal_up_to_rounding(actual, expected, n_roundings=N_ROUNDINGS):
     torch.testing.assert_close(actual, expected, rtol=0, atol=limit)
 
 
-def kernel_rounding(magnitude, largest, dtype, E):
+def kernel_rounding(magnitude, largest, dtype, E, *, is_difference):
     """Return the tolerance of an attention kernel: two rounding errors of the largest entry.
 
-    If every query sees one key, its weight is 1 and the gradients of q and k are exactly zero, as the difference of two
-    float32 sums over E non-zero terms: one rounding error per term, of the largest entry, can remain.
+    The gradients of q and k (`is_difference`) are weighted sums of differences of two float32 sums over E terms. If one
+    key has almost all the weight, these sums cancel, and their roundings remain, of the largest entry: about √E, because
+    roundings are independent. If every query sees one key, the gradients are exactly zero, and all E may remain.
     """
+    tolerance = 2 * torch.finfo(dtype).eps * magnitude
+    if is_difference and magnitude > 1e-12 * largest:
+        return tolerance + E**0.5 * torch.finfo(torch.float32).eps * largest
     if magnitude > 1e-12 * largest:
-        return 2 * torch.finfo(dtype).eps * magnitude
+        return tolerance
     return (2 * torch.finfo(dtype).eps + E * torch.finfo(torch.float32).eps) * largest

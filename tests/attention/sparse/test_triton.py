@@ -113,9 +113,9 @@ def errors(mask, shape, query_offset, dtype, bias, blocking, generator, longer=0
             "finite": bool(f.isfinite().all()),
             "fast": (f.double() - e).abs().max().item(),
             "plain": (p.double() - e).abs().max().item(),
-            "rounding": kernel_rounding(e.abs().max().item(), largest, dtype, E),
+            "rounding": kernel_rounding(e.abs().max().item(), largest, dtype, E, is_difference=name in ("dq", "dk")),
         }
-        for f, p, e in zip(fast, plain, exact, strict=True)
+        for name, f, p, e in zip(("out", "dq", "dk", "dv"), fast, plain, exact, strict=True)
     ]
 
 
