@@ -18,9 +18,9 @@ def assert_equal_up_to_rounding(actual, expected, n_roundings=N_ROUNDINGS):
 def kernel_rounding(magnitude, largest, dtype, E, *, is_difference):
     """Return the tolerance of an attention kernel: two rounding errors of the largest entry.
 
-    The gradients of q and k (`is_difference`) are weighted sums of differences of two float32 sums over E terms. If one
-    key has almost all the weight, these sums cancel, and their roundings remain, of the largest entry: about √E, because
-    roundings are independent. If every query sees one key, the gradients are exactly zero, and all E may remain.
+    The gradients of q and k (`is_difference`) are weighted sums of differences of two float32 sums over E terms.
+    If one key has almost all the weight, these sums cancel, and their roundings remain, of the largest entry: about √E,
+    because roundings are independent. If every query sees one key, the gradients are exactly zero, and E may remain.
     """
     tolerance = 2 * torch.finfo(dtype).eps * magnitude
     if is_difference and magnitude > 1e-12 * largest:
