@@ -4,7 +4,8 @@ report(async () => {
   results.width = find(".time-line").viewBox.baseVal.width;
   results.axis = all(".time-line text:not(.symbol)").map((label) => label.textContent);
   results.symbols = all(".time-line text.symbol").map((label) => [label.textContent, Number(label.getAttribute("x"))]);
-  const player = find("audio");
-  if (!(player.duration > 0)) await new Promise((resolve) => player.addEventListener("loadedmetadata", resolve));
-  results.seconds = player.duration;
+  // The player decodes in another process, for which virtual time does not wait, so the header of its file is read.
+  const file = Uint8Array.from(atob(find("audio").src.split(",")[1]), (letter) => letter.charCodeAt(0));
+  const header = new DataView(file.buffer);
+  results.seconds = header.getUint32(40, true) / header.getUint32(28, true);
 });
