@@ -109,7 +109,7 @@ class BlockIndex:
 
     @cached_property
     def max_length(self) -> int:
-        """Length of the max_length list."""
+        """Number of columns in the longest list."""
         return int(self.n_total.max()) if self.n_total.numel() else 0
 
     @property

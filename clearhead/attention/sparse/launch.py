@@ -1,4 +1,4 @@
-"""Launch the Triton kernels: tile sizes, strides and the block index of a launch_args, as kernel arguments.
+"""Launch the Triton kernels of plans: tile sizes, strides and a block index as kernel arguments.
 
 A kernel iterates over tiles of a list (`work_items`), whatever column ranges a tile contains; tiles before the first
 partial column need no test."""
@@ -34,7 +34,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """One tile per kernel, and others for the larger blocks of pieces with long block_index, if these pay off."""
+    """One tile per kernel, and optionally others for pieces whose long lists are divided into larger blocks."""
 
     forward: Tile
     query: Tile
@@ -271,7 +271,7 @@ def forward(x: KernelInputs, block_index: BlockIndex, tile: Tile, out: Tensor, l
     bias, distance, bias_strides, distance_stride = x.scores
     partials, state = args.partials(heads, constants["EP"], lse), args.partials(heads, 2, lse)
     launch_kernel(
-            forward_kernel, (args.active * heads,),
+        forward_kernel, (args.active * heads,),
         x.q, x.k, x.v, out, lse, bias, distance, partials, state, n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *out.stride()[:3], *bias_strides,
         distance_stride, x.scale, x.cap, x.T, x.S, x.H, x.groups, *args.sizes,
@@ -329,7 +329,7 @@ def query_gradient(
     rows = None if distances is None or sum_distances else distances.rows
     sums = (x.q, x.q) if distances is None else (distances.sums, distances.units)
     launch_kernel(
-            query_kernel, (args.active * heads,),
+        query_kernel, (args.active * heads,),
         x.q, x.k, x.v, grad, dq, shift, delta, bias, distance, *sums, x.q if rows is None else rows, partials,
         args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *dq.stride()[:3],
@@ -357,7 +357,7 @@ def key_gradient(
     dk_partials = args.partials(heads, args.constants["DP"], shift)
     dv_partials = args.partials(heads, args.constants["EP"], shift)
     launch_kernel(
-            key_kernel, (args.active * heads,),
+        key_kernel, (args.active * heads,),
         x.q, x.k, x.v, grad, dk, dv, shift, delta, bias, distance, dk_partials, dv_partials,
         args.work.n_partials, *args.tensors,
         *x.q.stride()[:3], *x.k.stride()[:3], *x.v.stride()[:3], *grad.stride()[:3], *bias_strides,
