@@ -108,15 +108,32 @@ def errors(mask, shape, query_offset, dtype, bias, blocking, generator, longer=0
     plain = run(reference, [q, k, v], g)
     fast = run(lambda q, k, v: gathered(q, k, v, bias, mask_plan.handle, D**-0.5)[0], [q, k, v], g)
     largest = max(e.abs().max().item() for e in exact)
-    return [
-        {
+    exponent = largest_exponent(q.double(), k.double(), mask, query_offset, bias)
+    rows = []
+    for name, f, p, e in zip(("out", "dq", "dk", "dv"), fast, plain, exact, strict=True):
+        terms = {"is_difference": name in ("dq", "dk"), "exponent": exponent if name == "dv" else 0.0}
+        row = {
             "finite": bool(f.isfinite().all()),
             "fast": (f.double() - e).abs().max().item(),
             "plain": (p.double() - e).abs().max().item(),
-            "rounding": kernel_rounding(e.abs().max().item(), largest, dtype, E, is_difference=name in ("dq", "dk")),
+            "rounding": kernel_rounding(e.abs().max().item(), largest, dtype, E, **terms),
         }
-        for name, f, p, e in zip(("out", "dq", "dk", "dv"), fast, plain, exact, strict=True)
-    ]
+        rows.append(row)
+    return rows
+
+
+def largest_exponent(q, k, mask, query_offset, bias):
+    """Return the largest |s| + |lse| of the pairs whose weight is not zero in float32."""
+    import torch
+
+    T, S = q.shape[-2], k.shape[-2]
+    s = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
+    s = s if bias is None else s + bias
+    visible = mask.dense(T, S, query_offset=query_offset)
+    s = s.masked_fill(~(visible if visible.dim() < 3 else visible.reshape(-1, *visible.shape[-3:])), -torch.inf)
+    lse = s.logsumexp(-1, keepdim=True)
+    has_weight = s - lse > -104.0  # exp(−104) is the smallest number in float32
+    return (s.abs() + lse.abs())[has_weight].max().item() if has_weight.any() else 0.0
 
 
 def assert_small(rows):
