@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from clearhead import __version__
+from clearhead.cli import main
 from clearhead.cli.app import _COMMANDS, app, every_command
 from clearhead.cli.options import decoding_strategy
 from clearhead.data import train_bpe
@@ -463,6 +464,17 @@ class TestPlot:
         assert cli("plot", name, "-o", path).code == 0
         start = path.read_bytes()[:200]
         assert start.startswith(b"\x89PNG") if ending == ".png" else b"<?xml" in start
+
+
+def test_interruption_while_commands_are_imported_exits_with_status_130(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert ending.value.code == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_demo_draws_a_mask_and_translates(cli):
