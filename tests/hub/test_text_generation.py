@@ -141,7 +141,9 @@ def test_invalid_input_raises(bard, reader):
     with pytest.raises(DataError, match="the context of"):
         bard.generate("x" * 400)
     for method in (bard.embed, bard.classify):
-        with pytest.raises(DataError, match="shakespeare is a Decoder; expected an Encoder, such as BERT, to embed or"):
+        with pytest.raises(
+            DataError, match="shakespeare has the type Decoder; expected an Encoder, such as BERT, to embed or"
+        ):
             method("x")
     for texts in (3, [3], [["x"]], None):
         with pytest.raises(DataError, match="expected a text or a list of texts"):

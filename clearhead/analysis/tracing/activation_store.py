@@ -76,11 +76,13 @@ def _matches_names(pattern_names: list[str], names: list[str]) -> bool:
 
 def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
     layers = [path for path, module in modules.items() if is_attention_layer(module)]
+    if not layers:
+        return ConfigError(f"no module of this model matches {pattern!r}, because it has no attention layers")
     near = did_you_mean(front, modules, fallback="")
     start = f"{near} Its" if near else "its"
     listing = ", ".join(layers[:8]) + (f" and {len(layers) - 8} more" if len(layers) > 8 else "")
     return ConfigError(
-        f"no module of this model matches {pattern!r}; {start} attention layers are: {listing or 'none'} "
+        f"no module of this model matches {pattern!r}; {start} attention layers are: {listing} "
         f"(* matches one name between dots, ** any number; endings are .weights, .output and .input)"
     )
 
