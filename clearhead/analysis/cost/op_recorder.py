@@ -379,7 +379,7 @@ def _readable_errors(recorder: OpRecorder) -> Iterator[None]:
             f"{recorder.current_path} depends on tensor values, and cost runs it on tensors without data: {operator}, "
             f"at {_source_line(error)}; avoid the data-dependent branch"
         ) from error
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ConfigError(
             f"{recorder.current_path} failed with these inputs: {str(error).splitlines()[0]} (at {_source_line(error)})"
         ) from error
