@@ -140,6 +140,11 @@ class Harness:
         module = self.spec.module
         if not isinstance(module, nn.Module):
             return module, self.dtype if dtype is None else dtype
+        if name := next((name for name, p in module.named_parameters() if p.is_meta), ""):
+            raise ConfigError(
+                f"{name} of {self.spec.name} is on the meta device and has no values; load the parameters or "
+                "initialize them on another device"
+            )
         module_copy = copy.deepcopy(module).cpu().eval()
         module_copy = module_copy if dtype is None else module_copy.to(dtype)
         generator = torch.Generator().manual_seed(self.seed)

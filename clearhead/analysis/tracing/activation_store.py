@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from clearhead._core.validation import did_you_mean
 from clearhead.analysis.tracing.call_analysis import can_attend, is_attention_layer
-from clearhead.errors import ConfigError
+from clearhead.errors import ConfigError, DtypeError
 from clearhead.nn import KVCache
 
 KINDS = ("weights", "output", "input")
@@ -44,6 +44,9 @@ def resolve_patterns(modules: Mapping[str, nn.Module], patterns: Sequence[str]) 
     if not patterns:
         recorded["weights"].update(path for path, module in modules.items() if can_attend(module))
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            kind = type(pattern).__name__
+            raise DtypeError(f"got a {kind} as a pattern; expected module paths such as 'blocks.*.attention.weights'")
         paths = [path for path in modules if path_matches(pattern, path)]
         for path in paths:
             recorded["weights" if is_attention_layer(modules[path]) else "output"].add(path)
