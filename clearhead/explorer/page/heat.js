@@ -35,7 +35,8 @@ export function heatGrid({ caption, rows, columns, values, texts = null, largest
     td.append(onClick ? make("button", { type: "button", textContent: text, ariaLabel: td.title, on: { click: () => onClick(i, j) } }) : text);
     return td;
   };
-  const table = make("table", { className: `heat ${texts ? "words" : ""} ${className}` }, make("thead", {}, make("tr", {}, make("td", { className: "corner", textContent: corner.replace(/ (?=[↓→])/g, "\u00a0") }), ...columns.map((column) => heading(column, "col")))),
+  const isUpright = columns.every(({ label }) => [...label].length <= 2); // then the labels of narrow columns are not rotated
+  const table = make("table", { className: `heat ${texts ? "words" : ""} ${isUpright ? "letters" : ""} ${className}` }, make("thead", {}, make("tr", {}, make("td", { className: "corner", textContent: corner.replace(/ (?=[↓→])/g, "\u00a0") }), ...columns.map((column) => heading(column, "col")))),
     make("tbody", {}, ...rows.map((row, i) => make("tr", {}, heading(row, "row"), ...columns.map((_, j) => cellOf(i, j))))));
   const box = make("figure", { className: "heat-figure" }, make("div", { className: "scroll" }, table), make("figcaption", {}, scaleBar(most, signed, unit), caption ?? ""));
   box.table = table;

@@ -19,6 +19,7 @@ export function open(box, initial, { signal, remember }) {
   const other = field("A second text with the same number of tokens", make("textarea", { rows: 2, spellcheck: false, value: state.other, on: { input(event) { state.other = event.target.value; save(); showView(300); } } }));
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading(),
     onModel: () => { views.querySelector('[data-name="induction"]').hidden = subject.model.architecture !== "Decoder"; if (state.view === "induction" && subject.model.architecture !== "Decoder") views.set(state.view = "lens"); } });
+  other.classList.add("second-text");
   modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, saveButton("interpret")), other, stage);
 
   const step = () => (state.step !== "" && Number(state.step) < subject.last.steps.length ? Number(state.step) : Math.min(subject.shownStep, subject.last.steps.length));
@@ -133,8 +134,8 @@ export function open(box, initial, { signal, remember }) {
 
   function neurons({ paths, path, tokens, is_source: isSource, n_neurons: n, share_positive: share, neurons: listed }) {
     const pick = field("Feed-forward network", make("select", { on: { change(event) { state.block = event.target.value; save(); showView(); } } }, ...paths.map((name, i) => make("option", { value: i, textContent: layerName(name), title: name, selected: name === path }))));
-    return [pick, make("p", { className: "note", textContent: `The ${listed.length} of ${n.toLocaleString("en")} neurons with the largest activation on this text, strongest first; ${(100 * share).toFixed(0)} % of all activations are positive.` }),
-      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 24 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index}  ${tokens[activations.indexOf(Math.max(...activations))]?.trim()}`, title: `neuron ${index}` })),
+    return [pick, make("p", { className: "note", textContent: `The ${listed.length} of ${n.toLocaleString("en")} neurons with the largest activation on this text, strongest first; ${(100 * share).toFixed(0)} % of all activations are positive. Rows: the index of a neuron, and the token with its largest activation.` }),
+      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 32 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index} “${tokens[activations.indexOf(Math.max(...activations))]?.trim()}”`, title: `neuron ${index}` })),
         columns: tokens.map((text, i) => ({ label: text.trim() || text, token: `${isSource ? "s" : "t"}${i}` })), values: listed.map(({ activations }) => activations) })];
   }
 
