@@ -44,6 +44,14 @@ export function heatGrid({ caption, rows, columns, values, texts = null, largest
   return box;
 }
 
+// Scroll all grids of an element to the column of a token, with `room` pixels to its right.
+export function scrollToColumn(element, token, room = 40) {
+  for (const heading of element.querySelectorAll(`th[scope=col][data-token="${token}"]`)) {
+    const box = heading.closest(".scroll");
+    box.scrollLeft += heading.getBoundingClientRect().right + room - box.getBoundingClientRect().right;
+  }
+}
+
 // The color scale of a grid, from its least to its greatest value.
 function scaleBar(most, signed, unit) {
   return make("span", { className: "heat-scale" }, signed ? `−${whole(most)}` : "0", make("span", { className: signed ? "ramp both" : "ramp" }), `${whole(most)}${unit} `);

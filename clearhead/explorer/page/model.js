@@ -5,8 +5,8 @@ import { answerLine } from "./output.js";
 import { attentionView, layerSelect, stepsView } from "./report_view.js";
 import { standalonePage } from "./save.js";
 import { soundLine } from "./sound.js";
-import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, choices, download, make, pane, progress, ready, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, button, choices, download, make, pane, progress, readState, ready, status } from "./tools.js";
 
 // view: the view; at: the selection within it; width: of the beam search; layer: of a long text.
 const DEFAULTS = { ...SUBJECT, view: "attention", at: "", width: 3, layer: "" };
@@ -14,8 +14,7 @@ const LONG = 512; // tokens from which the attention view shows one layer at a t
 const VIEWS = [["attention", "Attention"], ["steps", "Step by step"], ["beams", "Beam search"], ["pixels", "Attribution"]];
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial };
-  state.width = Number(state.width);
+  const state = readState(DEFAULTS, initial, { numbers: SAMPLING, views: VIEWS });
   const requests = new Latest(signal), stage = pane("stage"), save = () => remember(state, DEFAULTS);
   const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); selectRow(step); linkTour(); });
   const views = choices("View", VIEWS, state.view, (view) => { Object.assign(state, { view, at: "" }); save(); showView(); });
