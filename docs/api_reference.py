@@ -184,6 +184,8 @@ class _Raw:
     """An annotation that prints as its source text."""
 
     def __init__(self, annotation: Any) -> None:
+        if isinstance(annotation, typing.ForwardRef):  # of a named tuple
+            annotation = annotation.__forward_arg__
         self.text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
     def __repr__(self) -> str:

@@ -266,8 +266,8 @@ def results(name: str) -> Any:
 
 
 def print_wrapped(message: object) -> None:
-    """Print a message in lines that fit the page."""
-    print(textwrap.fill(str(message), 88))
+    """Print a message in lines that fit the page, without breaks at hyphens."""
+    print(textwrap.fill(str(message), 88, break_on_hyphens=False))
 
 
 def run(command: str, *, lines: int | None = None) -> None:

@@ -21,11 +21,12 @@ from clearhead.course.exercises.starter_code import starters
 from clearhead.errors import ConfigError
 from clearhead.hub import names
 from clearhead.training import PRESETS
-from tests.docs.pages import DOCS, pages
+from tests.docs.pages import DOCS, pages, read_page
 
 PAGES = pages()
 CHAPTERS = [page for page in PAGES if re.match(r"book/\d\d-", page.name)]
 PLACEHOLDERS = {"NAME", "ID", "FILE", "FOLDER"}
+DISPLAYED = {"bars", "draw", "draw_on_grid", "figure_to_svg", "heat", "lines", "matrices", "table"}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,16 @@ def test_cells_assign_each_variable_in_its_own_statement(page):
                 assert not (isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)), ast.unparse(
                     node
                 )
+
+
+@pytest.mark.parametrize("page", [*PAGES, read_page("index.md")], ids=lambda page: page.name)
+def test_cells_display_every_table_and_picture(page):
+    for cell in page.cells:
+        tree = ast.parse(cell)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node is not tree.body[-1]:
+                function = ast.unparse(node.value.func).rpartition(".")[2]
+                assert function not in DISPLAYED, f"only the last line of a cell is displayed: {ast.unparse(node)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
