@@ -121,6 +121,16 @@ def test_page_names_only_existing_studies(page):
     assert set(named) <= set(STUDIES)
 
 
+@pytest.mark.parametrize(
+    "page", [*PAGES, read_page("index.md"), read_page("benchmarks.md")], ids=lambda page: page.name
+)
+def test_rows_of_tables_have_one_cell_per_column(page):
+    prose = re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
+        head, *rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert set(rows) == {head}, table
+
+
 def test_parse_command_with_unknown_names_raises(command_line):
     with pytest.raises(Exception, match="No such option: --sead"):
         parse_command(command_line, ["exercise", "solve", "sort-dedup", "--sead", "7"])
@@ -265,6 +275,7 @@ def test_heat_with_small_squares_shows_a_color_scale(monkeypatch):
     assert texts([[2.0, 1.0]], 12)[-3:] == ["0.00", "1.00", "2.00"]
     assert texts([[2.0, -1.0]], 12)[-3:] == ["−2.00", "0.00", "2.00"]
     assert texts([[2.0, 1.0]], 40)[-2:] == ["2.00", "1.00"]
+    assert texts([[1.0, -0.001]], 40)[-2:] == ["1.00", "0.00"]
 
 
 def test_downloaded_notebooks_contain_the_modules_and_files_that_pages_read(monkeypatch):

@@ -66,6 +66,6 @@ def test_limits_of_sums_are_inside_the_box_of_an_equation(monkeypatch):
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 390, "height": 400})
         tab.set_content(f"<style>{style}</style><div class=math>{equation}</div>")
-        content, box = tab.evaluate("() => ['scrollHeight', 'clientHeight'].map(x => document.querySelector('.math')[x])")
+        content, box = tab.locator(".math").evaluate("element => [element.scrollHeight, element.clientHeight]")
         browser.close()
     assert content <= box
