@@ -451,7 +451,9 @@ def _sentence(text: str | None) -> str:
 
 def _help(text: str | None) -> str:
     """Return a help text as Markdown, with options as code."""
-    return prose(re.sub(r"(?<![`\w-])(--[a-z][\w-]*)(?!`)", r"`\1`", text or ""))
+    pieces = re.split(r"(`[^`]*`)", text or "")
+    pieces[::2] = [re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", piece) for piece in pieces[::2]]
+    return prose("".join(pieces))
 
 
 def _parameter_tables(name: str, command: Any) -> Iterator[str]:

@@ -79,6 +79,11 @@ def test_prose_removes_prompts_only_from_sessions_without_output():
     assert api_reference.prose(">>> f(1)\n2") == "````pycon\n>>> f(1)\n2\n````"
 
 
+def test_help_marks_options_as_code_only_outside_of_code():
+    text = "For `clearhead train text --data SHARDS`; --out and `--json` too."
+    assert api_reference._help(text) == "For `clearhead train text --data SHARDS`; `--out` and `--json` too."
+
+
 def test_prose_joins_the_lines_of_an_entry_of_a_section():
     text = "Args:\n    ids: Ids. A\n    negative id is none.\n    *rest: Others."
     assert api_reference.prose(text) == "**Args**\n\n- `ids`: Ids. A negative id is none.\n- `*rest`: Others."
