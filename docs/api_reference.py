@@ -165,6 +165,7 @@ def _comments(kind: type) -> dict[str, str]:
                 if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                     sign, words = "#", str(after.value.value)
                 if sign:
+                    words = re.sub(r"^ *type: ignore(\[[\w, -]*\])?[ #]*", "", words)  # a comment for type checkers
                     descriptions[node.target.id] = words.strip()
     return descriptions
 
@@ -193,10 +194,12 @@ class _Raw:
 
 
 def _default_text(value: Any) -> str:
-    """Return a default as Python: functions by their names, lambdas and objects without a text as an ellipsis."""
+    """Return a default as Python: functions by their names, long values and objects without a text as an ellipsis."""
     if inspect.isfunction(value) and value.__name__.isidentifier():
         return value.__name__
-    return re.sub(r"<[\w.<> ]+ at 0x[0-9a-f]+>", "...", repr(value))
+    text = re.sub(r"<[\w.<> ]+ at 0x[0-9a-f]+>", "...", repr(value))
+    constructor = re.match(r"\w+(?=\()", text)
+    return text if len(text) <= 100 else f"{constructor[0]}(...)" if constructor else "..."
 
 
 def signature(name: str, value: Any) -> str:

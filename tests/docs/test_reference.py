@@ -65,8 +65,11 @@ def test_entries_contain_no_addresses_and_no_folders_of_this_machine(package):
         if inspect.ismodule(value):
             continue
         entry = "\n".join(api_reference._entry(package, name, value))
-        assert not re.search(r" at 0x[0-9a-f]+|<lambda>|= …|ForwardRef", entry), name
+        assert not re.search(r" at 0x[0-9a-f]+|<lambda>|= …|ForwardRef|type: ignore", entry), name
         assert str(ROOT) not in entry, name
+        if callable(value) and "```" in entry:
+            code = re.search(r"````python\n(.*?)````", entry, re.DOTALL)[1]
+            assert max(map(len, code.splitlines())) <= 160, name
 
 
 def test_prose_renders_examples_as_one_block_of_code():
