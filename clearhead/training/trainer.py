@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.atomic_io import wrap_os_errors
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import validate
 from clearhead.data import Batch, Batches, Split, Task
@@ -65,7 +66,7 @@ class Trainer:
         model: nn.Module,
         task: Task,
         config: TrainConfig,
-        folder: Path,
+        folder: Path | str,
         *,
         world: World | None = None,
         progress: Callbacks = None,
@@ -77,7 +78,7 @@ class Trainer:
         self.recipe, self.missing = recipe_from_model(model, task, config) if recipe is None else (recipe, [])
         self.task = task
         self.config = config
-        self.folder = folder
+        self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.world = World(device=choose_device(config.device)) if world is None else world
         self.progress = combine(progress if self.world.is_first else None)
@@ -128,8 +129,9 @@ class Trainer:
             DivergedError: The loss or its gradient is not finite.
         """
         if self.world.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._log_file = Log(self.folder, after=self.state.step)
+            with wrap_os_errors(f"cannot train in {self.folder}", advice="choose another folder"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._log_file = Log(self.folder, after=self.state.step)
         info = describe(self)
         self.progress.on_train_begin(info)
         self._interval_started = time.perf_counter()
@@ -284,7 +286,7 @@ class Trainer:
         """Return the mean loss (unsmoothed, in nats) and the accuracy over all validation labels.
 
         Args:
-            weights: Parameters to evaluate; by default the current ones.
+            weights: Parameters and buffers to evaluate by name; by default the current ones.
         """
         # Every validation has the same batches, those of epoch 0.
         sums, n = self.step_runner.eval_step(self.validation.epoch_batches(0), weights)

@@ -15,8 +15,19 @@ from torch import nn
 
 from clearhead.data.sampler import Batches, TokenBudget
 from clearhead.data.tasks.sort_dedup import SortDedup
-from clearhead.models import storage
-from clearhead.training import DivergedError, EarlyStopping, Progress, Recipe, WarmupCosine, checkpoint, read_log, train
+from clearhead.errors import StorageError
+from clearhead.models import DecoderConfig, storage
+from clearhead.training import (
+    DivergedError,
+    EarlyStopping,
+    Progress,
+    Recipe,
+    TrainConfig,
+    WarmupCosine,
+    checkpoint,
+    read_log,
+    train,
+)
 from clearhead.training.objective import Objective, loss_sum, scores
 from clearhead.training.trainer import Trainer
 from tests.training.tiny import SETTINGS, At, assert_same_run, exported, final, rows
@@ -352,3 +363,13 @@ def test_compiled_trainer_uses_few_graphs_for_all_shapes(tmp_path, monkeypatch, 
     assert 2 <= len(graphs) <= most
     for eager, compiled in zip(rows(tmp_path / "eager"), rows(tmp_path / "compiled"), strict=True):
         assert eager["loss"] == pytest.approx(compiled["loss"], rel=1e-4)
+
+
+def test_trainer_in_a_file_raises_storage_error(tmp_path):
+    folder = tmp_path / "file"
+    folder.write_text("x")
+    model = DecoderConfig(vocab_size=9, d_model=4, n_heads=1, n_layers=1, max_len=40).build()
+    task = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
+    trainer = Trainer(model, task, TrainConfig(steps=1, device="cpu"), folder)
+    with pytest.raises(StorageError, match=f"cannot train in {folder}: File exists; choose another folder"):
+        trainer.run()
