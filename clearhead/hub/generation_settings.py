@@ -205,6 +205,8 @@ def _logits_processors(settings: Settings, eos_ids: tuple[int, ...]) -> LogitsPr
     """Return the logits processors, or None if there are none."""
     options = {field: settings[key] for key, field in _PROCESSORS.items() if key in settings}
     options |= {field: _as_tuples(options[field]) for field in _IDS if field in options}
+    if options.get("min_new_tokens") is not None:
+        options.pop("min_length", None)  # as in transformers, one replaces the other
     bad_words = options.get("bad_words_ids")
     if isinstance(bad_words, tuple):  # a stop id is not a bad word
         options["bad_words_ids"] = tuple(run for run in bad_words if run not in {(id_,) for id_ in eos_ids})
