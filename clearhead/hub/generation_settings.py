@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from clearhead._core.validation import short_repr
+from clearhead._core.validation import check_int, short_repr
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.generation import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -108,10 +108,11 @@ class GenerationSettings:
         """Return the largest number of new tokens after a prompt: as requested, as set, or the default.
 
         Raises:
+            ConfigError: If the requested number is invalid.
             DataError: If the prompt reaches `max_length`, and no number is requested.
         """
         if requested is not None:
-            return requested
+            return check_int(requested, "max_new_tokens", minimum=1)
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         if self.max_length is None:

@@ -439,7 +439,8 @@ class Pipeline:
 
 def _as_list(texts: str | Sequence[str]) -> list[str]:
     """Return one text, or several, as a list; raise `DataError` for anything else."""
-    items = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [texts]
+    is_single = isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable)
+    items = [texts] if is_single else list(texts)
     for item in items:
         if not isinstance(item, str):
             raise DataError(f"got {short_repr(item)}; expected a text or a list of texts")
