@@ -154,7 +154,7 @@ def test_invalid_input_raises(bard, reader):
 @pytest.mark.bad_input
 def test_generate_with_invalid_number_of_tokens_raises(bard):
     for number in ("x", 0, 2.5):
-        with pytest.raises(ConfigError, match="max_new_tokens is .*; expected a whole number of at least 1"):
+        with pytest.raises(ConfigError, match=r"max_new_tokens is .*; expected a whole number of at least 1"):
             bard.generate("two", max_new_tokens=number)
     for texts in (b"two", {"text": "two"}):
         with pytest.raises(DataError, match="expected a text or a list of texts"):
