@@ -23,7 +23,7 @@ from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
 from clearhead.generation.prompts import Prompt
 from clearhead.generation.request import Engine, SearchRequest, Slots
 from clearhead.generation.results import Generated, GenerationStep
-from clearhead.generation.token_loop import TokenLoop, stream_tokens
+from clearhead.generation.token_loop import TokenLoop
 
 
 @runtime_checkable
@@ -116,17 +116,6 @@ def generate(
         generate(decoder, [[5, 3], [7, 2, 9]], strategy=Sample(temperature=0.8, seed=1), stop_ids=0).best
         generate(translator, sources, decoder_start_ids=1, stop_ids=2, strategy=BeamSearch(5)).best
     """
-    if isinstance(model, TextGenerator):
-        _reject_options_of_ids(
-            stop_ids=stop_ids is not None,
-            decoder_start_ids=decoder_start_ids is not None,
-            use_cache=not use_cache,
-            sliding_context=sliding_context,
-            logits_processors=logits_processors is not None,
-            engine=engine != "auto",
-            slots=slots != "auto",
-        )
-        return _generate_texts(model, prompt, strategy, max_new_tokens)
     request = SearchRequest.of(
         strategy,
         max_new_tokens,
@@ -138,15 +127,12 @@ def generate(
         engine=engine,
         slots=slots,
     )
+    if isinstance(model, TextGenerator):
+        for name in request.options_of_ids():
+            raise ConfigError(f"a pipeline does not take {name}; call generate(pipeline.model, ids, {name}=…)")
+        return _generate_texts(model, prompt, strategy, max_new_tokens)
     # Texts are rejected when the decoder is made.
     return _search(incremental_decoder(model, cast(Prompt, prompt), request), request)
-
-
-def _reject_options_of_ids(**options: bool) -> None:
-    """Raise if an option is given that generation of text does not have."""
-    for name, is_present in options.items():
-        if is_present:
-            raise ConfigError(f"a pipeline does not take {name}; call generate(pipeline.model, ids, {name}=…)")
 
 
 def _generate_texts(
@@ -217,7 +203,7 @@ def stream(
         engine=engine,
         slots=sys.maxsize,  # all prompts at once
     )
-    return stream_tokens(incremental_decoder(model, prompt, request), request)
+    return TokenLoop(incremental_decoder(model, prompt, request), request).stream()
 
 
 @explain_keywords

@@ -233,13 +233,11 @@ def _module_decoder_only(
 
     def call(ids: Tensor, cache: _Cache | None, row_inputs: dict[str, Tensor]) -> Tensor:
         left_pad = row_inputs.get("left_pad")
-        logits: Tensor
-        if left_pad is None:
-            logits = model(ids, cache=cache)
-            return logits
         first = 0 if cache is None else cache.length
-        kwargs = left_padding_kwargs(left_pad, first, ids.shape[1], adds_positions=adds_positions)
-        logits = model(ids, cache=cache, **kwargs)
+        kwargs = {}
+        if left_pad is not None:
+            kwargs = left_padding_kwargs(left_pad, first, ids.shape[1], adds_positions=adds_positions)
+        logits: Tensor = model(ids, cache=cache, **kwargs)
         return logits
 
     return _ModuleDecoder(model, prompts, cache, {"left_pad": left_pad} if bool(left_pad.any()) else {}, call)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -23,7 +24,7 @@ class SearchRequest:
 
     strategy: Strategy
     max_new_tokens: int
-    stop_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...] = ()
     decoder_start_ids: int | Sequence[int] | None = None
     use_cache: bool = True
     sliding_context: bool = False
@@ -75,6 +76,12 @@ class SearchRequest:
     def is_beam_search(self) -> bool:
         """Whether several hypotheses are kept; a beam of width 1 is greedy decoding, in transformers too."""
         return isinstance(self.strategy, BeamSearch) and self.strategy.width > 1
+
+    def options_of_ids(self) -> Iterator[str]:
+        """Yield the names of the options with which a search differs from the default, apart from its first two."""
+        for field in dataclasses.fields(self)[2:]:
+            if getattr(self, field.name) != field.default:
+                yield field.name
 
 
 def id_tuple(ids: int | Iterable[int]) -> tuple[int, ...] | None:

@@ -26,12 +26,7 @@ from clearhead.generation.decoder import ContinuousDecoder, IncrementalDecoder, 
 from clearhead.generation.options import Greedy, Sample
 from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated, GenerationStep
-from clearhead.generation.sampling import (
-    SamplingParameters,
-    sample_with_logprobs,
-    to_float32,
-    topk_logprobs,
-)
+from clearhead.generation.sampling import SamplingParameters, sample_with_logprobs, to_float32, topk_logprobs
 
 _SAMPLING_STREAM = 601  # separates these random numbers from those of data
 STEPS_PER_SYNC = 8  # steps that a GPU makes between host syncs
@@ -114,16 +109,6 @@ def logits_error(row: int, step: int) -> LogitsError:
     )
 
 
-def stream_tokens(decoder: IncrementalDecoder, request: SearchRequest) -> Iterator[GenerationStep]:
-    """Yield steps until every row has finished. All prompts are decoded at once."""
-    loop = TokenLoop(decoder, request)
-    n_yielded = 0
-    for _ in loop.progress():
-        for step in range(n_yielded, loop.n_steps):
-            yield loop.step(step)
-        n_yielded = loop.n_steps
-
-
 class TokenState(NamedTuple):
     """The rows of a batch, and the log of the steps since the last sync."""
 
@@ -141,6 +126,9 @@ class TokenState(NamedTuple):
     was_active: Tensor  # (L, R) bool
 
 
+_ROW_FIELDS = ("newest", "step", "prompt", "is_active", "ids", "log_probs", "was_active")  # of `TokenState`
+
+
 class TokenLoop(GenerationLoop):
     """Greedy decoding or sampling, with continuous batching if the decoder supports it."""
 
@@ -148,11 +136,6 @@ class TokenLoop(GenerationLoop):
         super().__init__(decoder, request)
         assert isinstance(request.strategy, (Greedy, Sample))
         self.strategy: Greedy | Sample = request.strategy
-
-    @property
-    def n_steps(self) -> int:
-        """Number of ids of the longest sequence."""
-        return int(self.lengths.max())
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -342,24 +325,20 @@ class TokenLoop(GenerationLoop):
             state.is_active.copy_(torch.arange(len(state.is_active), device=self.device) < len(rows))
         else:
             self.decoder.reorder_cache(rows)
-            self.state = state._replace(
-                newest=state.newest[rows],
-                step=state.step[rows],
-                prompt=state.prompt[rows],
-                is_active=state.is_active[rows],
-                ids=state.ids[:, rows],
-                log_probs=state.log_probs[:, rows],
-                was_active=state.was_active[:, rows],
-            )
+            self.state = state._replace(**{name: getattr(state, name)[..., rows] for name in _ROW_FIELDS})
         self.prompt_of_row = self.prompt_of_row[torch.cat((active, active[:1].expand(R - len(active))))]
         self.active = torch.arange(R) < len(active)
         self.R = R
 
-    def step(self, n: int) -> GenerationStep:
-        """Return step `n`, if all prompts were decoded at once."""
-        return GenerationStep(
-            self.ids[:, n].to(self.device), self.log_probs[:, n].to(self.device), (n < self.lengths).to(self.device)
-        )
+    def stream(self) -> Iterator[GenerationStep]:
+        """Yield steps until every row has finished. All prompts must be decoded at once."""
+        n_yielded = 0
+        for _ in self.progress():
+            n_steps = int(self.lengths.max())
+            for n in range(n_yielded, n_steps):
+                columns = self.ids[:, n], self.log_probs[:, n], n < self.lengths
+                yield GenerationStep(*(column.to(self.device) for column in columns))
+            n_yielded = n_steps
 
     def result(self) -> Generated:
         longest = int(self.lengths.max())
