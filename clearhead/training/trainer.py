@@ -25,7 +25,7 @@ from clearhead.data import Batch, Batches, Split, Task
 from clearhead.errors import ConfigError, StorageError
 from clearhead.training import checkpoint as checkpoints
 from clearhead.training import checkpoint_tensors, optimizer
-from clearhead.training.callbacks import Callbacks, Log, TrainRow, ValidRow, combine
+from clearhead.training.callbacks import Callbacks, Log, RunInfo, TrainRow, ValidRow, combine
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import FSDP, World, choose_device, copy_full_tensors, copy_on_device, full_tensor
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
@@ -128,15 +128,8 @@ class Trainer:
         Raises:
             DivergedError: The loss or its gradient is not finite.
         """
-        if self.world.is_first:
-            with wrap_os_errors(f"cannot train in {self.folder}", advice="choose another folder"):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._log_file = Log(self.folder, after=self.state.step)
-        info = describe(self)
-        self.progress.on_train_begin(info)
-        self._interval_started = time.perf_counter()
-        self._started = self._interval_started - self.state.seconds
         try:
+            info = self._begin()
             with kernels_for(self.config.batch), training_mode(self.model):
                 ending = self._train(signals)
             self._check_finite()
@@ -152,6 +145,18 @@ class Trainer:
         self.summary = summarize(self, info, ending, signals)
         self.progress.on_train_end(self.summary)
         return ending
+
+    def _begin(self) -> RunInfo:
+        """Open the log and start the clocks."""
+        if self.world.is_first:
+            with wrap_os_errors(f"cannot train in {self.folder}", advice="choose another folder"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._log_file = Log(self.folder, after=self.state.step)
+        info = describe(self)
+        self.progress.on_train_begin(info)
+        self._interval_started = time.perf_counter()
+        self._started = self._interval_started - self.state.seconds
+        return info
 
     def _train(self, signals: Sequence[str]) -> Ending:
         config = self.config
