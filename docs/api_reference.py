@@ -138,7 +138,7 @@ def fields(kind: type) -> Iterator[tuple[str, str, str, str]]:
     for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
         default = "" if field.default is dataclasses.MISSING else _default_text(field.default)
         if field.default_factory is not dataclasses.MISSING:
-            default = repr(field.default_factory())
+            default = _default_text(field.default_factory())
         if not field.name.startswith("_"):
             accepted = describe(hints[field.name])
             yield (
