@@ -88,8 +88,8 @@ def test_help_marks_options_as_code_only_outside_of_code():
 
 
 def test_prose_joins_the_lines_of_an_entry_of_a_section():
-    text = "Args:\n    ids: Ids. A\n    negative id is none.\n    *rest: Others."
-    assert api_reference.prose(text) == "**Args**\n\n- `ids`: Ids. A negative id is none.\n- `*rest`: Others."
+    text = "Args:\n    ids: Ids. A\n    negative id is ignored.\n    *rest: Others."
+    assert api_reference.prose(text) == "**Args**\n\n- `ids`: Ids. A negative id is ignored.\n- `*rest`: Others."
     assert api_reference.prose("Returns:\n    Ids,\n    and scores.") == "**Returns**\n\n- Ids, and scores."
 
 
