@@ -68,7 +68,9 @@ tabs.append(...GROUPS.map(([title, panels]) => {
   const group = make("div", { className: "tab-group", role: "group", ariaLabel: title }, make("span", { className: "tab-title", textContent: title }), make("div", {}, ...panels.map(linkOf)));
   return group;
 }));
-// Colors that scripts computed are those of the previous theme.
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { lastHash = null; open(); });
+// Open the panel again, from the state in the address.
+const reopen = () => { lastHash = null; open(); };
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", reopen); // colors that scripts computed are those of the previous theme
+addEventListener("retry", reopen);
 addEventListener("hashchange", open);
 open();

@@ -174,6 +174,10 @@ export function routeError(error, fields, fallback) {
   fallback(box ? "" : error.message);
 }
 
+// Messages of the server and of `ask` about a state that may pass, such as "… is being replaced; retry, or reduce the request".
+const MAY_PASS = /\bretry\b|check that (it|the server) is running/;
+const retryButton = () => button("Retry", () => dispatchEvent(new Event("retry")));
+
 // Create an area for results with the states loading, empty, error and shown. Older results stay, dimmed, until the new ones arrive.
 export function pane(className = "") {
   const note = make("p", { className: "pane-note", role: "status" }), content = make("div", { className: "pane-content" });
@@ -184,7 +188,7 @@ export function pane(className = "") {
     content,
     loading(text = "Loading …") { clearTimeout(timer); timer = setTimeout(() => set("loading", text), content.childElementCount ? 200 : 0); },
     show(...children) { clearTimeout(timer); set("shown"); content.replaceChildren(...children.filter((child) => child !== null && child !== undefined)); },
-    fail(text) { clearTimeout(timer); set("error", text); },
+    fail(text) { clearTimeout(timer); set("error", text); if (MAY_PASS.test(text)) note.append(" ", retryButton()); },
     empty(text) { clearTimeout(timer); content.replaceChildren(); set("empty", text); },
     note(text) { note.textContent = text; },
   });
