@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support.browser import BROWSER
@@ -87,3 +89,18 @@ def test_panel_follows_back_and_forward_and_quick_changes_of_tabs(tab):
     tab.page.wait_for_selector(".answer-output:has-text('A Q Z')")
     assert tab.page.get_by_label("Text").input_value() == "Z Q A"
     tab.wait_for_view("attention")
+
+
+def test_saved_page_contains_the_values_of_its_fields(tab):
+    texts = {}
+    for panel, view in (
+        ("interpret?model=sort-dedup&text=D+A+C&view=patching&other=D+A+B", "patching"),
+        ("model?model=sort-dedup&text=D+A+C&view=beams&width=4", "beams"),
+    ):
+        tab.open(panel)
+        tab.wait_for_view(view)
+        html = tab.download(tab.page.get_by_role("button", name="Save as one page")).decode()
+        texts[view] = re.sub(r"<style>.*?</style>|<[^>]+>", "", html, flags=re.DOTALL)
+    assert "A second text with the same number of tokensD A B" in texts["patching"]
+    assert "Width4" in texts["beams"]
+    assert "A second text" not in texts["beams"]
