@@ -224,6 +224,11 @@ export const table = (caption, headings, rows) => make("table", { className: "pl
   make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell, i) =>
     (cell instanceof Node && (cell.tagName === "TD" || cell.tagName === "TH") ? cell : make(i ? "td" : "th", { ...(i ? {} : { scope: "row" }) }, cell ?? "")))))));
 
+// A token as a label: without spaces around it, unless it consists of spaces.
+export const shownToken = (text) => text.trim() || text;
+// The path of an attention layer as the label of a row: "decoder.3 cross".
+export const shortPath = (path) => path.replace(/(^|\.)blocks\./, "$1").replace(/\.attention$/, " self").replace(".cross_attention", " cross");
+
 // Return the name of a module for people: "decoder block 2, cross-attention".
 export const architectureName = (name) => ({ EncoderDecoder: "Encoder-decoder", VisionTransformer: "Vision Transformer", CTCEncoder: "CTC encoder" })[name] ?? name;
 export const layerName = (path) => path.replace(/(^|\.)blocks\.(\d+)/, (_, dot, n) => `${dot ? " " : ""}block ${n}`).replace(".cross_attention", ", cross-attention").replace(".attention", ", self-attention").replace(/\.feed_forward(\.\w+)?$/, ", feed-forward");
