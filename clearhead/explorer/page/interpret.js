@@ -129,7 +129,7 @@ export function open(box, initial, { signal, remember }) {
   function neurons({ paths, path, tokens, is_source: isSource, n_neurons: n, share_positive: share, neurons: listed }) {
     const pick = field("Feed-forward network", make("select", { on: { change(event) { state.block = event.target.value; save(); showView(); } } }, ...paths.map((name, i) => make("option", { value: i, textContent: layerName(name), title: name, selected: name === path }))));
     return [pick, make("p", { className: "note", textContent: `The ${listed.length} of ${n.toLocaleString("en")} neurons with the largest activation on this text, strongest first; ${(100 * share).toFixed(0)} % of all activations are positive. Rows: the index of a neuron, and the token with its largest activation.` }),
-      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 32 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index} “${tokens[activations.indexOf(Math.max(...activations))]?.trim()}”`, title: `neuron ${index}` })),
+      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 28 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index} “${tokens[activations.indexOf(Math.max(...activations))]?.trim()}”`, title: `neuron ${index}` })),
         columns: tokens.map((text, i) => ({ label: shownToken(text), token: `${isSource ? "s" : "t"}${i}` })), values: listed.map(({ activations }) => activations) })];
   }
 
