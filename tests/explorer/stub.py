@@ -19,7 +19,8 @@ def start():
     if log := settings.get("start_log"):
         with Path(log).open("a") as file:
             file.write(f"{os.getpid()}\n")
-    if settings.get("fails_to_start") or Path(settings.get("fails_while") or "/nonexistent").exists():
+    obstacle = settings.get("fails_while")
+    if settings.get("fails_to_start") or (obstacle and Path(obstacle).exists()):
         os._exit(4)
     time.sleep(settings.get("start_seconds", 0.0))
     send("ready", {})

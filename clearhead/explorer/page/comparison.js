@@ -5,14 +5,12 @@ import { format, heatGrid, scrollToColumn } from "./heat.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
 import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, choices, field, gauge, layerName, make, pane, progress, readState, ready, routeError, status } from "./tools.js";
+import { Latest, ask, choices, field, gauge, layerName, make, pane, progress, readState, ready, routeError, shortPath, shownToken, status } from "./tools.js";
 
 // view: the view; model2, text2: the second run ("": as the first); own: "yes" lets the second model read its own output
 // and not that of the first; layer, head: of the weights; step: the output token.
 const DEFAULTS = { ...SUBJECT, view: "attention", model2: "", text2: "", own: "", layer: "", head: "", step: "" };
 const VIEWS = [["outputs", "Outputs"], ["attention", "Attention"], ["lens", "Logit lens"], ["streams", "Residual stream"], ["ablations", "Causal map"]];
-const short = (path) => path.replace(/(^|\.)blocks\./, "$1").replace(/\.attention$/, " self").replace(".cross_attention", " cross");
-const shown = (text) => text.trim() || text;
 
 export function open(box, initial, { signal, remember }) {
   const state = readState(DEFAULTS, initial, { numbers: [...SAMPLING, "head"], views: VIEWS }), runs = new Latest(signal), requests = new Latest(signal), stage = pane("comparison"), save = () => remember(state, DEFAULTS);
@@ -103,7 +101,7 @@ export function open(box, initial, { signal, remember }) {
     requests.run((stop) => ask(action, { ...inputs(), ...more }, { signal: stop, onProgress: progress }), (result) => { stage.show(...show(result)); if (state.view === "lens") scrollToColumn(stage, `t${subject.last.n_prompt - 1 + step(subject.last)}`); done(); }, fail, 60);
   }
 
-  const columnsOf = ({ tokens, positions, stack }) => tokens.map((label, i) => ({ label: shown(label), token: `${stack}${positions[i]}` }));
+  const columnsOf = ({ tokens, positions, stack }) => tokens.map((label, i) => ({ label: shownToken(label), token: `${stack}${positions[i]}` }));
   const part = (title, ...content) => make("section", { className: "compared-part" }, make("h3", { textContent: title }), ...content);
   // The first run, the second run and the difference; the difference is on top if the pictures are too large for one row.
   const pictures = (isLarge, first, second_, change) => make("div", { className: "trio" }, ...(isLarge ? [change, first, second_] : [first, second_, change]));
@@ -116,7 +114,7 @@ export function open(box, initial, { signal, remember }) {
       return make("table", { className: "plain probabilities" }, make("caption", { textContent: `${name}: candidates for output token ${at + 1}` }), make("tbody", {}, ...candidates.slice(0, 8).map(({ token, model_probability: p, id }) => make("tr", { className: id === taken ? "selected" : "" }, make("th", { scope: "row", textContent: token }), gauge(p / largest), make("td", { textContent: p >= 0.001 ? p.toFixed(3) : "<0.001" })))));
     });
     const grid = heatGrid({ caption: isComparable ? "probability of each output token of the first run, in both runs; empty: a token without partner in the second run" : "the vocabularies differ, so the second model has no probability for these tokens", corner: "run ↓ token →", largest: 1, className: "outputs",
-      rows: [{ label: "first" }, { label: "second" }, { label: "difference" }], columns: columns.map(({ token, position }) => ({ label: shown(token), token: `t${position}` })), values: ["first", "second", "difference"].map((name) => columns.map((column) => column[name] ?? undefined)) });
+      rows: [{ label: "first" }, { label: "second" }, { label: "difference" }], columns: columns.map(({ token, position }) => ({ label: shownToken(token), token: `t${position}` })), values: ["first", "second", "difference"].map((name) => columns.map((column) => column[name] ?? undefined)) });
     return [grid, make("div", { className: "sides top-gap" }, ...tables)];
   }
 
@@ -124,11 +122,11 @@ export function open(box, initial, { signal, remember }) {
     const nHeads = Math.max(...rows.map(({ heads }) => heads.length));
     const choose = (i, j) => { Object.assign(state, { layer: rows[i].path, head: String(j) }); save(); showView(); };
     const overview = heatGrid({ caption: "share of the attention of a head that moves between the runs (total variation); click a head to see it", corner: "layer ↓ head →", signed: false, largest: Math.max(0.05, ...rows.flatMap(({ heads }) => heads)), className: rows.length > 16 ? "map-grid deep" : "map-grid small",
-      rows: rows.map(({ path }) => ({ label: short(path), title: path })), columns: Array.from({ length: nHeads }, (_, h) => ({ label: String(h), title: `head ${h}` })), values: rows.map(({ heads }) => Array.from({ length: nHeads }, (_, h) => heads[h])), onClick: choose, title: (i, j) => `${rows[i].path}, head ${j}: ${rows[i].heads[j].toFixed(3)}` });
+      rows: rows.map(({ path }) => ({ label: shortPath(path), title: path })), columns: Array.from({ length: nHeads }, (_, h) => ({ label: String(h), title: `head ${h}` })), values: rows.map(({ heads }) => Array.from({ length: nHeads }, (_, h) => heads[h])), onClick: choose, title: (i, j) => `${rows[i].path}, head ${j}: ${rows[i].heads[j].toFixed(3)}` });
     overview.cell(rows.findIndex(({ path }) => path === layer), head).classList.add("chosen");
     const isCross = layer.endsWith("cross_attention"), isLong = Math.max(...maps.map(({ rows: axis, columns: other }) => Math.max(axis.tokens.length, other.tokens.length))) > 16;
     const grid = (map, i) => heatGrid({ caption: i === 2 ? "blue: more attention in the second run; orange: less; empty: a token without partner" : "attention weights", corner: "query ↓ key →", signed: i === 2, largest: 1, className: isLong ? "tiny" : "small",
-      rows: columnsOf(map.rows), columns: columnsOf(map.columns), values: map.values.map((row) => row.map((value) => value ?? undefined)), title: (r, c) => `${shown(map.rows.tokens[r])} → ${shown(map.columns.tokens[c])}: ${map.values[r][c].toFixed(3)}` });
+      rows: columnsOf(map.rows), columns: columnsOf(map.columns), values: map.values.map((row) => row.map((value) => value ?? undefined)), title: (r, c) => `${shownToken(map.rows.tokens[r])} → ${shownToken(map.columns.tokens[c])}: ${map.values[r][c].toFixed(3)}` });
     return [make("div", { className: "beside" }, overview, make("div", {}, make("h2", { className: "where", textContent: `${layerName(layer)}, head ${head}` }), make("p", { className: "note", textContent: isCross ? "A row is the token about to be written, a column a token of the source." : "A row is the token that attends, a column the token that it attends to." }),
       pictures(isLong, part(`First: ${subject.model.name}`, grid(maps[0], 0)), part(`Second: ${model2.name}`, grid(maps[1], 1)), part(difference, grid(maps[2], 2)))))];
   }
@@ -136,8 +134,8 @@ export function open(box, initial, { signal, remember }) {
   function lens({ sides, difference: change, is_comparable: isComparable }) {
     const grid = ({ rows, tokens, positions, texts, probabilities }, values = probabilities, labels = texts, signed = false, caption = "probability of the most probable next token") => {
       const order = rows.map((_, i) => rows.length - 1 - i);
-      return heatGrid({ caption, corner: "after ↓ token read →", signed, largest: 1, className: rows.length > 12 ? "deep" : "", rows: order.map((i) => ({ label: short(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shown(label), token: `t${positions[j]}` })),
-        values: order.map((i) => values[i].map((value) => value ?? undefined)), texts: order.map((i) => labels[i].map(shown)), title: (i, j) => `${rows[order[i]]}: ${labels[order[i]][j]} ${values[order[i]][j]?.toFixed(3) ?? ""}` });
+      return heatGrid({ caption, corner: "after ↓ token read →", signed, largest: 1, className: rows.length > 12 ? "deep" : "", rows: order.map((i) => ({ label: shortPath(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shownToken(label), token: `t${positions[j]}` })),
+        values: order.map((i) => values[i].map((value) => value ?? undefined)), texts: order.map((i) => labels[i].map(shownToken)), title: (i, j) => `${rows[order[i]]}: ${labels[order[i]][j]} ${values[order[i]][j]?.toFixed(3) ?? ""}` });
     };
     const labels = change.map((row) => row.map((value) => (value === null ? "" : value === -1 ? "≠" : format(value))));
     return [make("p", { className: "note", textContent: "The most probable next token after every block; the top row is the model's output." }),
@@ -146,7 +144,7 @@ export function open(box, initial, { signal, remember }) {
 
   function streams({ stacks }) {
     return stacks.flatMap(({ stack, rows, axes, norms, difference: distances }) => {
-      const largest = Math.max(...norms.flat(2)), className = axes[0].tokens.length > 16 ? "tiny" : "small", heads = rows.map((path) => ({ label: short(path), title: path }));
+      const largest = Math.max(...norms.flat(2)), className = axes[0].tokens.length > 16 ? "tiny" : "small", heads = rows.map((path) => ({ label: shortPath(path), title: path }));
       const grid = (axis, values, caption, most) => heatGrid({ caption, corner: "block ↓ token →", signed: false, largest: most, className, rows: heads, columns: columnsOf(axis), values: values.map((row) => row.map((value) => value ?? undefined)) });
       return [...(stack ? [make("h2", { className: "where", textContent: `${stack[0].toUpperCase()}${stack.slice(1)}` })] : []), pictures(rows.length > 12, part(`First: ${subject.model.name}`, grid(axes[0], norms[0], "norm of the residual stream", largest)), part(`Second: ${model2.name}`, grid(axes[1], norms[1], "norm of the residual stream", largest)),
         part("Difference: 1 − cosine", grid(axes[0], distances, "0: same direction; empty: a token without partner", Math.max(0.1, ...distances.flat().filter((value) => value !== null)))))];
@@ -162,7 +160,7 @@ export function open(box, initial, { signal, remember }) {
       const nHeads = columns.length - 3, cellsOf = (name) => common.map(({ path }) => { const cells = results.get(path)?.[name], n = cells ? cells.length - 3 : 0; return columns.map((_, j) => (cells ? (j < nHeads ? (j < n ? cells[j] : undefined) : cells[n + j - nHeads]) : null)).map((value, j) => (value === null && cells ? undefined : value)); });
       const largest = Math.max(0.05, ...["first", "second"].flatMap((name) => cellsOf(name).flatMap((row) => row.slice(0, nHeads))).map((value) => Math.abs(value ?? 0)));
       const grid = (name, caption) => heatGrid({ caption, corner: "layer ↓ head →", largest, className: common.length > 16 ? "map-grid deep" : "map-grid small", rows: common.map(({ label, path }) => ({ label, title: path })), columns, values: cellsOf(name) });
-      const title = (model, name, target) => `${name}: ${model.name}, logit of “${shown(target)}”`;
+      const title = (model, name, target) => `${name}: ${model.name}, logit of “${shownToken(target)}”`;
       stage.show(make("p", { className: "note", textContent: `Change of the logit of the selected output token when a part is set to zero${pending.length ? ` (${common.length - pending.length} of ${common.length} layers computed …)` : ""}. Orange parts speak for the token.` }),
         pictures(common.length > 16, part(title(subject.model, "First", targets[0]), grid("first", "change of the logit")), part(title(model2, "Second", targets[1]), grid("second", "change of the logit")), part(difference, grid("difference", "blue: the part speaks less for the token in the second run"))));
     };

@@ -2,8 +2,8 @@
 import { heatGrid, scrollToColumn } from "./heat.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
-import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, choices, field, gauge, layerName, make, pane, progress, readState, ready, routeError, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout, sharedState } from "./subject.js";
+import { Latest, ask, button, choices, field, gauge, layerName, make, pane, progress, readState, ready, routeError, shownToken, status } from "./tools.js";
 
 // view: the method; step: the output token; other: the text of patching; block: of the neurons.
 const DEFAULTS = { ...SUBJECT, view: "lens", step: "", other: "", block: 0 };
@@ -76,7 +76,7 @@ export function open(box, initial, { signal, remember }) {
     const order = rows.map((_, i) => rows.length - 1 - i), final = texts.at(-1);
     return [make("p", { className: "note", textContent: "The model's own final norm and unembedding, applied to the residual stream after every block. Each cell is the most probable next token there; the top row is the model's output." }),
       heatGrid({ caption: "probability of the most probable token", corner: "after ↓ token read →", signed: false, largest: 1, rows: order.map((i) => ({ label: short(rows[i]), title: rows[i] })),
-        columns: tokens.map((label, j) => ({ label: label.trim() || label, token: target(positions[j]) })), values: order.map((i) => probabilities[i]), texts: order.map((i) => texts[i].map((text) => text.trim() || text)),
+        columns: tokens.map((label, j) => ({ label: shownToken(label), token: target(positions[j]) })), values: order.map((i) => probabilities[i]), texts: order.map((i) => texts[i].map(shownToken)),
         title: (i, j) => `${rows[order[i]]}: ${texts[order[i]][j]} ${probabilities[order[i]][j].toFixed(3)}; the final prediction ${final[j]} has rank ${ranks[order[i]][j] + 1} here` })];
   }
 
@@ -90,7 +90,7 @@ export function open(box, initial, { signal, remember }) {
       chip.style.setProperty("--w", `${Math.round(70 * share)}%`);
       return chip;
     };
-    const edit = (path, head) => `#intervention?${new URLSearchParams({ ...Object.fromEntries(Object.keys(SUBJECT).map((key) => [key, state[key]]).filter(([key, value]) => String(value) !== String(SUBJECT[key]))), edits: `${path}:${head ?? ""}:zero`, step: String(step()) })}`;
+    const edit = (path, head) => `#intervention?${new URLSearchParams({ ...sharedState(state), edits: `${path}:${head ?? ""}:zero`, step: String(step()) })}`;
     return [make("p", { className: "note" }, "The logit of ", make("b", { textContent: token }), ` is ${logit.toFixed(2)}: the sum of what every part adds to it directly. Removing a part tests that: a part that adds to the logit is confirmed if the logit then falls. Head 2.5 is head 5 of layer 2, counted from 0. A percentage is a token's share of what the head adds; in brackets, the change of the logit without this token.`),
       make("table", { className: "plain why" }, make("thead", {}, make("tr", {}, ...["tokens read", "part", "direct contribution", "change without it", "verdict"].map((text) => make("th", { scope: "col", textContent: text })))),
         make("tbody", {}, ...parts.map(({ name, path, head, value, ablation, verdict, sources }) => make("tr", { className: verdict }, make("td", { className: "reads" }, ...sources.filter(({ share }, i) => i === 0 || share >= 0.02).map((edge) => link(path, edge)), sources.length ? "" : make("span", { className: "note", textContent: "the residual stream here" })),
@@ -115,7 +115,7 @@ export function open(box, initial, { signal, remember }) {
       ...[...grids].sort((a, b) => (a.stack < b.stack ? 1 : -1)).map((grid) => ({ ...grid, rows: blocks.filter((path) => path.startsWith(grid.stack ? `${grid.stack}.` : "")) })).flatMap(({ stack, rows, first, tokens: allTokens, other_tokens: allOthers }) => {
         const tokens = allTokens.slice(first), otherTokens = allOthers.slice(first);
         return [make("h3", { textContent: stack ? `${stack[0].toUpperCase()}${stack.slice(1)} blocks` : "Blocks" }), heatGrid({ caption: `1 restores the logit fully.${first ? " Earlier tokens are the same in both runs and restore nothing." : ""}`, corner: "block ↓ position →", largest: 1, className: tokens.length > 48 ? "tiny" : rows.length > 12 || tokens.length > 16 ? "deep small patched" : "patched",
-        rows: rows.map((path) => ({ label: short(path), title: path })), columns: tokens.map((text, i) => ({ label: text === otherTokens[i] ? text.trim() || text : `${otherTokens[i].trim()} → ${text.trim()}`, token: `${stack === "encoder" ? "s" : "t"}${i + first}` })), values: rows.map((path) => done.get(path)?.slice(first) ?? tokens.map(() => null)) })];
+        rows: rows.map((path) => ({ label: short(path), title: path })), columns: tokens.map((text, i) => ({ label: text === otherTokens[i] ? shownToken(text) : `${otherTokens[i].trim()} → ${text.trim()}`, token: `${stack === "encoder" ? "s" : "t"}${i + first}` })), values: rows.map((path) => done.get(path)?.slice(first) ?? tokens.map(() => null)) })];
       })];
   }
 
@@ -129,8 +129,8 @@ export function open(box, initial, { signal, remember }) {
   function neurons({ paths, path, tokens, is_source: isSource, n_neurons: n, share_positive: share, neurons: listed }) {
     const pick = field("Feed-forward network", make("select", { on: { change(event) { state.block = event.target.value; save(); showView(); } } }, ...paths.map((name, i) => make("option", { value: i, textContent: layerName(name), title: name, selected: name === path }))));
     return [pick, make("p", { className: "note", textContent: `The ${listed.length} of ${n.toLocaleString("en")} neurons with the largest activation on this text, strongest first; ${(100 * share).toFixed(0)} % of all activations are positive. Rows: the index of a neuron, and the token with its largest activation.` }),
-      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 32 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index} “${tokens[activations.indexOf(Math.max(...activations))]?.trim()}”`, title: `neuron ${index}` })),
-        columns: tokens.map((text, i) => ({ label: text.trim() || text, token: `${isSource ? "s" : "t"}${i}` })), values: listed.map(({ activations }) => activations) })];
+      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 28 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index} “${tokens[activations.indexOf(Math.max(...activations))]?.trim()}”`, title: `neuron ${index}` })),
+        columns: tokens.map((text, i) => ({ label: shownToken(text), token: `${isSource ? "s" : "t"}${i}` })), values: listed.map(({ activations }) => activations) })];
   }
 
   subject.open();

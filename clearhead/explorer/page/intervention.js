@@ -144,7 +144,7 @@ export function open(box, initial, { signal, remember }) {
       chip.style.setProperty("--w", `${Math.round(60 * Math.min(1, changes.kl[i] ?? 0))}%`);
       return chip;
     }));
-    effect.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No intervention yet: click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : "", isEdited && result.now_writes === result.writes ? " The text stays the same, because other parts do the same work: click more orange cells." : ""), hasChanged ? kl : null,
+    effect.show(make("p", { className: "kind" }, hasChanged ? make("b", { textContent: `The top prediction changes at ${logits.top1_changed} of ${logits.positions} positions; ` }) : isEdited ? "No change." : "No intervention yet: click a cell of the map.", hasChanged ? `the largest KL divergence is ${logits.kl_largest.toPrecision(3)} nats. Tokens after which the prediction changes are shaded.` : "", isEdited && result.now_writes === result.writes ? " The text stays the same, because other parts do the same work: click more orange cells, or those of whole layers (all)." : ""), hasChanged ? kl : null,
       side(isEdited ? bars(after.candidates, before.candidates) : bars(before.candidates, null)));
     out.show(make("h3", { textContent: "Attention weights" }), make("div", { className: "form" }, layer, head),
       isEdited && isSame ? make("p", { className: "note", textContent: "The interventions leave these weights as they are; a head is switched off after its weights are computed." }) : null,

@@ -1,5 +1,6 @@
 // The tabs, in groups. The state of a panel is part of the address, as in #mask?e=causal()&n=64.
 import "./hover.js";
+import { sharedState } from "./subject.js";
 import { make, toggle } from "./tools.js";
 
 const GROUPS = [
@@ -8,7 +9,6 @@ const GROUPS = [
   ["Plan", [["cost", "Cost"]]],
 ];
 const PANELS = GROUPS.flatMap(([, panels]) => panels), MODEL_PANELS = GROUPS[0][1].map(([name]) => name);
-const SHARED = ["model", "text", "w", "t", "k", "p", "n", "seed", "chat", "ink"]; // the state that panels of the group Model share
 const panel = document.getElementById("panel"), tabs = document.getElementById("tabs");
 let current = null, closing = new AbortController(), lastHash = null;
 
@@ -33,8 +33,7 @@ function remember(name, state, defaults) {
 
 // Let the links of the group Model keep the model, the input and the generated tokens.
 function linkModelPanels(state) {
-  const shared = Object.fromEntries(SHARED.filter((key) => key in state).map((key) => [key, state[key]]));
-  for (const link of tabs.querySelectorAll("a")) if (MODEL_PANELS.includes(link.dataset.name)) link.href = hashOf(link.dataset.name, shared);
+  for (const link of tabs.querySelectorAll("a")) if (MODEL_PANELS.includes(link.dataset.name)) link.href = hashOf(link.dataset.name, sharedState(state));
 }
 
 async function open() {
@@ -68,7 +67,9 @@ tabs.append(...GROUPS.map(([title, panels]) => {
   const group = make("div", { className: "tab-group", role: "group", ariaLabel: title }, make("span", { className: "tab-title", textContent: title }), make("div", {}, ...panels.map(linkOf)));
   return group;
 }));
-// Colors that scripts computed are those of the previous theme.
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { lastHash = null; open(); });
+// Open the panel again, from the state in the address.
+const reopen = () => { lastHash = null; open(); };
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", reopen); // colors that scripts computed are those of the previous theme
+addEventListener("retry", reopen);
 addEventListener("hashchange", open);
 open();

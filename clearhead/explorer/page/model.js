@@ -5,8 +5,8 @@ import { answerLine } from "./output.js";
 import { attentionView, layerSelect, stepsView } from "./report_view.js";
 import { standalonePage } from "./save.js";
 import { soundLine } from "./sound.js";
-import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, choices, download, make, pane, progress, readState, ready, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout, sharedState } from "./subject.js";
+import { Latest, ask, button, choices, download, make, pane, progress, readState, ready, shownToken, status } from "./tools.js";
 
 // view: the view; at: the selection within it; width: of the beam search; layer: of a long text.
 const DEFAULTS = { ...SUBJECT, view: "attention", at: "", width: 3, layer: "" };
@@ -53,17 +53,15 @@ export function open(box, initial, { signal, remember }) {
   function linkTour() {
     const step = subject.model.can_generate ? subject.shownStep : null, token = step === null ? undefined : subject.last.tokens[subject.last.n_prompt + step];
     why.hidden = token === undefined;
-    if (!why.hidden) Object.assign(why, { textContent: `Why “${token.trim() || token}”? →`, href: `#tour?${new URLSearchParams({ ...sharedState(), step: String(step) })}` });
+    if (!why.hidden) Object.assign(why, { textContent: `Why “${shownToken(token)}”? →`, href: `#tour?${new URLSearchParams({ ...sharedState(state), step: String(step) })}` });
   }
-
-  const sharedState = () => Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
 
   // Let the link open Interventions with the selected head, or all heads of the layer, set to zero.
   function linkHead() {
     if (!view) return;
     const { path, head } = view.rowsOf();
     switchOff.textContent = head === null ? "Switch these heads off →" : "Switch this head off →";
-    switchOff.href = `#intervention?${new URLSearchParams({ ...sharedState(), edits: `${path}:${head ?? ""}:zero`, step: String(subject.shownStep), layer: path, ...(head === null ? {} : { head: String(head) }) })}`;
+    switchOff.href = `#intervention?${new URLSearchParams({ ...sharedState(state), edits: `${path}:${head ?? ""}:zero`, step: String(subject.shownStep), layer: path, ...(head === null ? {} : { head: String(head) }) })}`;
   }
 
   // Show the view of the last run; typing waits until the text rests.

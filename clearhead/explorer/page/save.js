@@ -8,9 +8,10 @@ export async function standalonePage() {
   const column = document.querySelector(".stage-column"), copy = column.cloneNode(true), styles = await Promise.all(["report.css", "explore.css"].map(async (name) => (await fetch(name)).text()));
   const canvases = column.querySelectorAll("canvas");
   copy.querySelectorAll("canvas").forEach((canvas, i) => canvas.replaceWith(make("img", { src: canvases[i].toDataURL(), alt: "", width: canvases[i].clientWidth, height: canvases[i].clientHeight })));
-  const values = column.querySelectorAll("select");
-  copy.querySelectorAll("select").forEach((select, i) => select.replaceWith(make("b", { textContent: values[i].selectedOptions[0]?.textContent ?? "" })));
-  for (const element of copy.querySelectorAll("input, .saving, .act, .choices button[aria-pressed=false], dialog, .pane-note")) element.remove();
+  // Fields become their values, which a copy of a field does not have.
+  const FIELDS = "select, textarea, input[type=number]", values = [...column.querySelectorAll(FIELDS)].map((input) => (input.matches("select") ? input.selectedOptions[0]?.textContent ?? "" : input.value));
+  copy.querySelectorAll(FIELDS).forEach((input, i) => input.replaceWith(make("b", { textContent: values[i] })));
+  for (const element of copy.querySelectorAll("[hidden], input, .saving, .act, .tour-links, .choices button[aria-pressed=false], dialog, .pane-note")) element.remove();
   for (const element of copy.querySelectorAll("button, [tabindex]")) for (const name of ["tabindex", "role"]) element.removeAttribute(name);
   for (const element of copy.querySelectorAll("button")) { const span = make("span", { className: element.className, title: element.title }, ...element.childNodes); span.style.cssText = element.style.cssText; element.replaceWith(span); }
   for (const link of copy.querySelectorAll("a")) link.replaceWith(make("span", {}, ...link.childNodes));

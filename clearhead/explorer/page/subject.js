@@ -2,12 +2,14 @@
 // one request, `run`; everything else receives the ids of its result.
 import { drawingPad } from "./drawing.js";
 import { recorder } from "./recorder.js";
-import { Latest, architectureName, ask, button, choices, field, gauge, make, ready, routeError, slider } from "./tools.js";
+import { Latest, architectureName, ask, button, choices, field, gauge, make, ready, routeError, shownToken, slider } from "./tools.js";
 
 // w: generated ids, as in "" (generate all), "none", "12,7" or "12,7+" (generate the rest after these);
 // t, k, p, n, seed: sampling ("" is the model's own); chat: "no" omits the chat template; ink: strokes of a drawing.
 export const SAMPLING = ["t", "k", "p"]; // the numbers of the state whose default is that of the model
 export const SUBJECT = { model: "", text: "", w: "", t: "", k: "", p: "", n: 24, seed: 0, chat: "", ink: "" };
+// The part of a panel's state that the panels of the group Model share, without defaults, for links between them.
+export const sharedState = (state) => Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
 const MAX_NEW = 256;
 let listing = null; // the models, requested once
 
@@ -185,7 +187,7 @@ export class Subject {
     const at = this.shownStep, step = steps[at - first] ?? next, isNext = !steps[at - first];
     const largest = Math.max(...step.candidates.map((candidate) => Math.max(candidate.probability, candidate.model_probability)), 1e-9);
     const format = (p) => (p >= 0.001 ? p.toFixed(3) : p > 0 ? "<0.001" : "0"), isGreedy = this.setting("t", "temperature") === 0;
-    const name = result.tokens[result.n_prompt + at]?.trim() || result.tokens[result.n_prompt + at];
+    const name = shownToken(result.tokens[result.n_prompt + at] ?? "");
     this.candidates.replaceChildren(make("table", { className: "plain probabilities" },
       make("caption", {}, isNext ? "Next token" : "Instead of ", ...(isNext ? [] : [make("b", { textContent: name })]), make("small", { textContent: ` entropy ${step.entropy.toFixed(2)} nats; ${step.n_candidates === 1 ? "greedy" : `${step.n_candidates.toLocaleString("en")} of ${result.vocab_size.toLocaleString("en")} tokens are sampled from`}` })),
       make("tbody", {}, ...step.candidates.map(({ id, token, probability, model_probability: own }) => make("tr", { className: id === step.taken ? "selected" : "" },

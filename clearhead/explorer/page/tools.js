@@ -174,6 +174,10 @@ export function routeError(error, fields, fallback) {
   fallback(box ? "" : error.message);
 }
 
+// Messages of the server and of `ask` about a state that may pass, such as "… is being replaced; retry, or reduce the request".
+const MAY_PASS = /\bretry\b|check that (it|the server) is running/;
+const retryButton = () => button("Retry", () => dispatchEvent(new Event("retry")));
+
 // Create an area for results with the states loading, empty, error and shown. Older results stay, dimmed, until the new ones arrive.
 export function pane(className = "") {
   const note = make("p", { className: "pane-note", role: "status" }), content = make("div", { className: "pane-content" });
@@ -184,7 +188,7 @@ export function pane(className = "") {
     content,
     loading(text = "Loading …") { clearTimeout(timer); timer = setTimeout(() => set("loading", text), content.childElementCount ? 200 : 0); },
     show(...children) { clearTimeout(timer); set("shown"); content.replaceChildren(...children.filter((child) => child !== null && child !== undefined)); },
-    fail(text) { clearTimeout(timer); set("error", text); },
+    fail(text) { clearTimeout(timer); set("error", text); if (MAY_PASS.test(text)) note.append(" ", retryButton()); },
     empty(text) { clearTimeout(timer); content.replaceChildren(); set("empty", text); },
     note(text) { note.textContent = text; },
   });
@@ -219,6 +223,11 @@ export const table = (caption, headings, rows) => make("table", { className: "pl
   make("thead", {}, make("tr", {}, ...headings.map((text) => make("th", { scope: "col", textContent: text })))),
   make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell, i) =>
     (cell instanceof Node && (cell.tagName === "TD" || cell.tagName === "TH") ? cell : make(i ? "td" : "th", { ...(i ? {} : { scope: "row" }) }, cell ?? "")))))));
+
+// A token as a label: without spaces around it, unless it consists of spaces.
+export const shownToken = (text) => text.trim() || text;
+// The path of an attention layer as the label of a row: "decoder.3 cross".
+export const shortPath = (path) => path.replace(/(^|\.)blocks\./, "$1").replace(/\.attention$/, " self").replace(".cross_attention", " cross");
 
 // Return the name of a module for people: "decoder block 2, cross-attention".
 export const architectureName = (name) => ({ EncoderDecoder: "Encoder-decoder", VisionTransformer: "Vision Transformer", CTCEncoder: "CTC encoder" })[name] ?? name;

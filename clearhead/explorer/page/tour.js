@@ -1,7 +1,7 @@
 // Tour: seven steps about the current run. Every sentence is computed, and links to the view that shows it.
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
-import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout, sharedState } from "./subject.js";
 import { Latest, ask, make, pane, progress, readState, ready, status } from "./tools.js";
 
 // step: the output token that the tour explains ("": the least certain one).
@@ -20,8 +20,7 @@ export function open(box, initial, { signal, remember }) {
     stage.loading("Computing the tour …");
     requests.run((stop) => ask("tour", { ...subject.input, step }, { signal: stop, onProgress: progress }), ({ steps }) => {
       status("");
-      const shared = Object.fromEntries(Object.entries(state).filter(([key, value]) => key in SUBJECT && String(value) !== String(SUBJECT[key])));
-      const hrefOf = ({ panel, state: place }) => `#${panel}?${new URLSearchParams({ ...shared, ...place })}`;
+      const hrefOf = ({ panel, state: place }) => `#${panel}?${new URLSearchParams({ ...sharedState(state), ...place })}`;
       stage.show(make("ol", { className: "tour-list" }, ...steps.map((step) => make("li", {}, make("h2", { textContent: step.title }), make("p", { textContent: step.sentence }), make("div", { className: "tour-links" }, ...step.links.map((link) => make("a", { href: hrefOf(link), textContent: `${link.label} →`, ariaLabel: `${step.title}: ${link.label}` })))))));
       ready(`tour ${steps.length}`);
     }, (error) => { status(""); stage.fail(error.message); ready("error"); }, 150);

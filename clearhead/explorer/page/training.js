@@ -4,14 +4,12 @@ import { diffLine } from "./diff.js";
 import { heatGrid } from "./heat.js";
 import { saveButton } from "./save.js";
 import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, count, draw, make, pane, readState, ready, saveButtons } from "./tools.js";
+import { Latest, ask, button, count, draw, make, pane, readState, ready, saveButtons, shortPath, shownToken } from "./tools.js";
 
 // at: the step of the shown checkpoint ("": the newest); map: path and head of the enlarged map.
 const DEFAULTS = { ...SUBJECT, at: "", map: "" };
 const POLL_MS = 4000, FRAME_MS = 450, MAX_FRAMES = 400;
 const EMPTY = "This page has no training run. Train with many checkpoints, in one terminal: clearhead train sort-dedup --out runs/letters --set checkpoint_every=40 --set keep=100. Start this page in another, also while it is training: clearhead explore runs/letters";
-const short = (path) => path.replace(/(^|\.)blocks\./, "$1").replace(/\.attention$/, " self").replace(".cross_attention", " cross");
-const shown = (text) => text.trim() || text;
 
 export function open(box, initial, { signal, remember }) {
   const state = readState(DEFAULTS, initial, { numbers: [...SAMPLING, "at"] }), stage = pane("training"), save = () => remember(state, DEFAULTS), requests = new Latest(signal), polls = new Latest(signal);
@@ -92,7 +90,7 @@ export function open(box, initial, { signal, remember }) {
     const newest = subject.last.text;
     stage.show(make("p", { className: "answer-output film-output" }, make("small", { textContent: `${step === 0 ? "Before training" : `After step ${count(step)}`} the model writes${frame.writes === newest ? "" : ", compared with the newest checkpoint"} ` }), frame.writes === newest ? make("span", { textContent: frame.writes || "nothing" }) : diffLine(newest, frame.writes)),
       make("div", { className: "film" }, make("section", {}, make("h3", { textContent: "Loss" }), lossCurve(step, frame), thumbs(frame.maps, map, chosen)),
-        make("section", {}, make("h3", { textContent: `Attention: block ${short(map.path).replace(" self", ", self-attention").replace(" cross", ", cross-attention")}, head ${chosen}` }), large(map, chosen))),
+        make("section", {}, make("h3", { textContent: `Attention: block ${shortPath(map.path).replace(" self", ", self-attention").replace(" cross", ", cross-attention")}, head ${chosen}` }), large(map, chosen))),
       make("section", {}, make("h3", { textContent: "Logit lens: the most probable next token after every block" }), lens(frame.lens)));
     document.documentElement.dataset.shown = `training ${step}`;
     ready(`training ${step}`);
@@ -122,20 +120,20 @@ export function open(box, initial, { signal, remember }) {
       return canvas;
     };
     const isPressed = (map, h) => String(map === selected && h === head);
-    return make("div", { className: "film-heads" }, make("h3", { textContent: "All heads" }), make("div", { className: "film-row numbers", ariaHidden: true }, make("span", { className: "code", textContent: "layer ↓ head →" }), ...Array.from({ length: Math.max(...maps.map((map) => map.n_heads)) }, (_, h) => make("small", { textContent: h }))), ...maps.map((map) => make("div", { className: "film-row" }, make("span", { className: "code", textContent: short(map.path) }),
+    return make("div", { className: "film-heads" }, make("h3", { textContent: "All heads" }), make("div", { className: "film-row numbers", ariaHidden: true }, make("span", { className: "code", textContent: "layer ↓ head →" }), ...Array.from({ length: Math.max(...maps.map((map) => map.n_heads)) }, (_, h) => make("small", { textContent: h }))), ...maps.map((map) => make("div", { className: "film-row" }, make("span", { className: "code", textContent: shortPath(map.path) }),
       ...Array.from({ length: map.n_heads }, (_, h) => make("button", { type: "button", className: "film-head", ariaPressed: isPressed(map, h), ariaLabel: `${map.path}, head ${h}`, title: `${map.path}, head ${h}`, on: { click() { state.map = `${map.path}:${h}`; save(); show(log.steps[range.value]); } } }, picture(map, h))))));
   }
 
   function large(map, head) {
     const [rows, columns] = map.size, bytes = bytesOf(map), isPooled = rows < map.rows.tokens.length || columns < map.columns.tokens.length;
-    const labels = (axis, n) => Array.from({ length: n }, (_, i) => { const k = Math.floor((i * axis.tokens.length) / n); return { label: shown(axis.tokens[k]), token: `${axis.stack}${axis.positions[k]}` }; });
+    const labels = (axis, n) => Array.from({ length: n }, (_, i) => { const k = Math.floor((i * axis.tokens.length) / n); return { label: shownToken(axis.tokens[k]), token: `${axis.stack}${axis.positions[k]}` }; });
     return heatGrid({ caption: `attention weight${isPooled ? "; a cell is the largest weight of its part" : ""}. ${map.path.endsWith("cross_attention") ? "A row is the token about to be written." : "A row is the token that attends."}`, corner: "query ↓ key →", signed: false, largest: 1, className: Math.max(rows, columns) > 16 ? "tiny" : "small",
       rows: labels(map.rows, rows), columns: labels(map.columns, columns), values: Array.from({ length: rows }, (_, i) => Array.from({ length: columns }, (_, j) => (bytes[(head * rows + i) * columns + j] / 255) ** 2)) });
   }
 
   function lens({ rows, tokens, positions, texts, probabilities }) {
     const order = rows.map((_, i) => rows.length - 1 - i);
-    return heatGrid({ caption: "its probability", corner: "after ↓ token read →", signed: false, largest: 1, rows: order.map((i) => ({ label: rows[i].includes("blocks.") ? `block ${short(rows[i])}` : short(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shown(label), token: `t${positions[j]}` })), values: order.map((i) => probabilities[i]), texts: order.map((i) => texts[i].map(shown)) });
+    return heatGrid({ caption: "its probability", corner: "after ↓ token read →", signed: false, largest: 1, rows: order.map((i) => ({ label: rows[i].includes("blocks.") ? `block ${shortPath(rows[i])}` : shortPath(rows[i]), title: rows[i] })), columns: tokens.map((label, j) => ({ label: shownToken(label), token: `t${positions[j]}` })), values: order.map((i) => probabilities[i]), texts: order.map((i) => texts[i].map(shownToken)) });
   }
 
   // Training and validation loss on a logarithmic axis; a dot per checkpoint selects it.
