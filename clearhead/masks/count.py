@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from clearhead.masks.base import Leaf, Mask
 from clearhead.masks.grids import Axis, Grid
 from clearhead.masks.heads import Head
 from clearhead.masks.operators import And, Atom, join
-from clearhead.masks.polynomial import Table, Term, Terms, cheapest_polynomial
+from clearhead.masks.polynomial import Table, Term, Terms, Variable, cheapest_polynomial
 from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid
 from clearhead.masks.structural import Scattered
 
@@ -101,7 +101,7 @@ def _key_intervals(factor: Atom | Table, grid: PairGrid) -> KeyIntervalFunction 
     return lambda p: KeyInterval(0, torch.where(factor.test(p, torch.zeros_like(p), grid), UNBOUNDED, 0))
 
 
-_TRANSPOSED_VARIABLE: dict[str, Any] = {"key": "query", "query": "key", "distance": "distance"}
+_TRANSPOSED_VARIABLE: dict[Variable, Variable] = {"key": "query", "query": "key", "distance": "distance"}
 
 
 def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) -> int:
@@ -308,17 +308,18 @@ class _GridBox(NamedTuple):
 
 def _grid_box(axes: list[Atom], grid: PairGrid) -> _GridBox | None:
     """Return the keys that axes of one grid without tiles allow; None if they have another form."""
-    layout = axes[0].leaf.grid  # type: ignore[attr-defined]
     functions: list[tuple[int, KeyIntervalFunction]] = []
+    layouts: set[Grid] = set()
     for leaf, swapped in axes:
         assert isinstance(leaf, Axis)
-        if leaf.grid != layout or layout.tile or not isinstance(leaf.mask, Leaf):
+        layouts.add(leaf.grid)
+        if len(layouts) > 1 or leaf.grid.tile or not isinstance(leaf.mask, Leaf):
             return None
-        function = leaf.mask.key_intervals(swapped, PairGrid(layout.size(leaf.dim, grid.keys)))
+        function = leaf.mask.key_intervals(swapped, PairGrid(leaf.grid.size(leaf.dim, grid.keys)))
         if function is None:
             return None
         functions.append((leaf.dim, function))
-    return _GridBox(layout, grid.keys, functions)
+    return _GridBox(layouts.pop(), grid.keys, functions)
 
 
 def _has_classes(function: KeyIntervalFunction) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import and_, invert, or_
 
 import torch
 from torch import Tensor
@@ -325,22 +326,15 @@ def axes_of(mask: Mask) -> tuple[Grid, int] | None:
     """Return the grid and dimension that all leaves of an expression have in common; None if they differ."""
     if isinstance(mask, Axis):
         return mask.grid, mask.dim
-    if isinstance(mask, (Leaf, PerHead)):
+    if not mask.parts or isinstance(mask, PerHead):
         return None
-    parts: tuple[Mask, ...] = mask.parts  # type: ignore[attr-defined]
-    first = axes_of(parts[0])
-    return first if all([axes_of(part) == first for part in parts[1:]]) else None
+    first, *others = [axes_of(part) for part in mask.parts]
+    return first if all(other == first for other in others) else None
 
 
 def mask_of_coordinates(mask: Mask) -> Mask:
     """Return the mask of coordinates of an expression whose leaves are axes of one dimension (`axes_of`)."""
-    result: Mask = fold(
-        mask,
-        leaf=_inner,
-        and_=lambda a, b: a & b,
-        or_=lambda a, b: a | b,
-        not_=lambda a: ~a,
-    )
+    result: Mask = fold(mask, leaf=_inner, and_=and_, or_=or_, not_=invert)
     return result
 
 

@@ -5,9 +5,10 @@ A product is an intersection."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,11 +29,14 @@ MAX_TERMS = 4096
 """The largest number of products of an expanded expression; beyond it the pairs are tested one by one."""
 
 
+Variable: TypeAlias = Literal["key", "query", "distance"]
+
+
 class Table(NamedTuple):
     """A structural subexpression that depends on one variable: the key, the query, or the distance p − j."""
 
     mask: Mask
-    variable: Literal["key", "query", "distance"]
+    variable: Variable
 
     def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
         """Test pairs that broadcast."""
@@ -57,12 +61,9 @@ def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
 def _expand(mask: Mask, limit: int, *, swapped: bool = False) -> Terms:
     """Return the polynomial of an expression; raise beyond `limit` terms."""
     product = partial(_product, limit=limit, has_heads=bool(mask.batch_shape))
-
-    def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
-        return _complement(product(_complement(a), _complement(b)))
-
+    union = partial(_union, product=product)
     leaf = partial(_leaf_terms, limit=limit)
-    return fold(mask, leaf=leaf, and_=product, or_=either, not_=_complement, swapped=swapped)
+    return fold(mask, leaf=leaf, and_=product, or_=union, not_=_complement, swapped=swapped)
 
 
 def cheapest_polynomial(mask: Mask, stop: int, S: int) -> Terms | None:
@@ -86,18 +87,15 @@ def cheapest_polynomial(mask: Mask, stop: int, S: int) -> Terms | None:
 def _tabulated_polynomial(mask: Mask, variables: tuple[str, str], limit: int) -> Terms | None:
     """Return the polynomial in which maximal subexpressions of one of these variables are one factor each."""
     product = partial(_product, limit=limit, has_heads=bool(mask.batch_shape))
-
-    def either(a: Terms, b: Terms) -> Terms:
-        return _complement(product(_complement(a), _complement(b)))
+    union = partial(_union, product=product)
 
     def polynomial_of(node: Mask, swapped: bool) -> Terms:
         variable = _variable_of(node, swapped)
         if variable in variables and not isinstance(node, Leaf):
             return {frozenset([Table(node.T if swapped else node, variable)]): 1}
         if isinstance(node, (And, Or)):
-            kind = type(node)
             parts = [polynomial_of(part, swapped) for part in _group_by_variable(node, variables, swapped)]
-            return reduce(product if kind is And else either, parts)
+            return reduce(product if isinstance(node, And) else union, parts)
         if isinstance(node, Not):
             return _complement(polynomial_of(node.parts[0], swapped))
         if isinstance(node, Transposed):
@@ -123,7 +121,7 @@ def _group_by_variable(node: And | Or, variables: tuple[str, str], swapped: bool
     return [join(type(node), group) for group in groups.values()] + parts
 
 
-def _variable_of(mask: Mask, swapped: bool) -> Literal["key", "query", "distance"] | None:
+def _variable_of(mask: Mask, swapped: bool) -> Variable | None:
     """Return the only variable that a structural expression depends on, or None."""
     atoms = leaves(mask, swapped=swapped)
     if not all(
@@ -225,6 +223,11 @@ def _product(a: Terms, b: Terms, limit: int, has_heads: bool) -> Terms:
     if len(result) > limit:
         raise _TooManyTermsError
     return result
+
+
+def _union(a: Terms, b: Terms, product: Callable[[Terms, Terms], Terms]) -> Terms:
+    """Return the polynomial of a | b = ~(~a & ~b)."""
+    return _complement(product(_complement(a), _complement(b)))
 
 
 def _has_disjoint_heads(term: Term) -> bool:
