@@ -163,6 +163,7 @@ class _ListEntry(Leaf):
 
     selected: Selected
     index: int
+    is_structural = False
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
