@@ -37,6 +37,8 @@ class Mask(ABC):
     Compose masks with `&` (both), `|` (either), `~` (not) and `.T` (queries and keys exchanged). Two masks are equal if
     their expressions are equal; masks of tensors are equal if they contain the same tensor objects."""
 
+    parts: tuple[Mask, ...] = ()
+    """The masks that an operator combines; none for a leaf."""
     depth: int = 1
     nodes: int = 1
     is_structural: bool = True
@@ -279,8 +281,8 @@ class Mask(ABC):
 class Leaf(Mask):
     """A mask that is not composed of other masks.
 
-    `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends on p −
-    j only."""
+    `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends on p − j
+    only."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()  # the names of its fields, set by `dataclass`
     uses_query: ClassVar[bool] = True

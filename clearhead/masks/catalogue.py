@@ -9,18 +9,19 @@ stored in configurations. `CATALOGUE` is the list that `python -m benchmarks spa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import MaskError
 from clearhead.masks.base import Mask, check_integer
-from clearhead.masks.data import documents
-from clearhead.masks.grids import axis, clamped
+from clearhead.masks.data import documents, integer_tensor
+from clearhead.masks.grids import axis, check_sizes, clamped
 from clearhead.masks.selection import intervals, selected
 from clearhead.masks.structural import blocks, causal, dilated, every, prefix, scattered, window
 
@@ -146,7 +147,8 @@ def block_diffusion(length: int, size: int) -> Mask:
 
 def shared_prefix(n: int, lengths: Sequence[int]) -> Mask:
     """Return causal attention of several continuations of one prefix of n tokens, none of which sees another."""
-    ids = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([n, *lengths]))
+    sizes = [check_integer(size, "the n of shared_prefix and each of its lengths") for size in (n, *lengths)]
+    ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     return causal() & (prefix(n) | documents(ids))
 
 
@@ -168,30 +170,30 @@ def neighborhood(grid: Sequence[int], side: int, tile: Sequence[int] | None = No
     """Return neighborhood attention (NATTEN, 2022): a window of `side` along each dimension, shifted at the borders.
 
     With `tile`, the positions are ordered tile by tile (tiled NATTEN)."""
-    reach = _reach(side, "neighborhood")
+    reach, grid = _reach(side, "neighborhood"), check_sizes(grid, "grid")
     return reduce(and_, [axis(clamped(reach, reach), dim, grid, tile) for dim in range(len(grid))])
 
 
 def local_windows(grid: Sequence[int], side: int) -> Mask:
     """Return attention within windows of `side` along each dimension that do not overlap (Swin, 2021)."""
-    return reduce(and_, [axis(blocks(side), dim, grid) for dim in range(len(grid))])
+    return reduce(and_, [axis(blocks(side), dim, grid) for dim in range(len(check_sizes(grid, "grid")))])
 
 
 def axial(grid: Sequence[int]) -> Mask:
     """Return attention along the row and the column of the query (axial attention, 2019), in any dimension."""
-    same = [axis(window(0, 0), dim, grid) for dim in range(len(grid))]
+    same = [axis(window(0, 0), dim, grid) for dim in range(len(check_sizes(grid, "grid")))]
     lines = [reduce(and_, [*same[:dim], *same[dim + 1 :]]) for dim in range(len(grid))] if len(grid) > 1 else same
-    return reduce(lambda a, b: a | b, lines)
+    return reduce(or_, lines)
 
 
 def sliding_tile(grid: Sequence[int], side: int, tile: Sequence[int]) -> Mask:
     """Return sliding tile attention (2025): tiles see a window of `side` tiles along each dimension.
 
     The positions are ordered tile by tile, and windows are shifted at the borders."""
-    if len(grid) != len(tile) or any(size % part for size, part in zip(grid, tile, strict=False)):
-        raise MaskError(f"the tile of sliding_tile is {tuple(tile)}; expected divisors of the grid {tuple(grid)}")
-    volume = reduce(lambda a, b: a * b, tile)
-    tiles = (*[size // part for size, part in zip(grid, tile, strict=True)], volume)
+    grid, tile = check_sizes(grid, "grid"), check_sizes(tile, "tile")
+    if len(grid) != len(tile) or any(part < 1 or size % part for size, part in zip(grid, tile, strict=False)):
+        raise MaskError(f"the tile of sliding_tile is {tile}; expected divisors of the grid {grid}")
+    tiles = (*[size // part for size, part in zip(grid, tile, strict=True)], math.prod(tile))
     reach = _reach(side, "sliding_tile")
     return reduce(and_, [axis(clamped(reach, reach), dim, tiles) for dim in range(len(grid))])
 
@@ -207,7 +209,8 @@ def flamingo(image_of_token: Tensor, keys_per_image: int) -> Mask:
     Args:
         image_of_token: For each text token the number of the last image before it, (T,) or (B, T); −1 for none.
         keys_per_image: Number of keys per image."""
-    start = image_of_token.clamp(min=0) * keys_per_image
+    image_of_token = integer_tensor(image_of_token, "image_of_token", "flamingo")
+    start = image_of_token.clamp(min=0) * check_integer(keys_per_image, "the keys_per_image of flamingo", least=1)
     return intervals(start, start + (image_of_token >= 0) * keys_per_image)
 
 

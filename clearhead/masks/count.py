@@ -1,197 +1,32 @@
 """Count allowed pairs exactly, without building T × S.
 
-An expression becomes a sum of products of atoms (`polynomial`): a & b is the product, a | b is a + b − ab, ~a is 1 − a.
-A product is an intersection. For most masks the keys of a query are an interval and a residue class, so an intersection
-has the same form and its size is a formula. The work is then proportional to the rows, not to the pairs. Other masks
-are listed (`scattered`), tabulated, or, at worst, tested pair by pair in pieces of bounded memory."""
+An expression becomes a sum of products of atoms (`polynomial`), which are intersections. For most masks the keys of a
+query are an interval and a residue class, so an intersection has the same form and its size is a formula; on grids it
+is a box of coordinates. The work is then proportional to the rows, not to the pairs. Other masks are listed
+(`scattered`), tabulated, or, at worst, tested pair by pair in pieces of bounded memory."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from functools import partial, reduce
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from clearhead.masks.base import Leaf, Mask
-from clearhead.masks.grids import Axis
+from clearhead.masks.grids import Axis, Grid
 from clearhead.masks.heads import Head
-from clearhead.masks.operators import And, Atom, Not, Or, Transposed, fold, join, leaves
+from clearhead.masks.operators import And, Atom, join
+from clearhead.masks.polynomial import Table, Term, Terms, Variable, cheapest_polynomial
 from clearhead.masks.regions import UNBOUNDED, KeyInterval, KeyIntervalFunction, PairGrid
-from clearhead.masks.structural import Full, Scattered
+from clearhead.masks.structural import Scattered
 
-_FEW_TERMS = 64
-"""Expressions of at most this many products are counted by formulas; larger ones are tabulated if possible."""
-_TABLE_LIMIT = 1 << 24
-"""The largest number of keys or distances that a table covers (64 MiB of cumulative sums)."""
 _TABLE_PIECE = 1 << 20
-MAX_TERMS = 4096
-"""The largest number of products of an expanded expression; beyond it the pairs are tested one by one."""
 NUMBERS_AT_ONCE = 1 << 14
 """Vector length of a formula: fits the nearest cache, and stays below the length from which torch splits each operation
 over threads, whose synchronization costs more than the work on a busy machine."""
 PAIRS_AT_ONCE = 1 << 21
-
-
-class Table(NamedTuple):
-    """A structural subexpression that depends on one variable: the key, the query, or the distance p − j."""
-
-    mask: Mask
-    variable: Literal["key", "query", "distance"]
-
-    def test(self, p: Tensor, j: Tensor, grid: PairGrid) -> Tensor:
-        """Test pairs that broadcast."""
-        return self.mask.test(p, j, grid)
-
-
-Term = frozenset[Atom | Table]
-Terms = dict[Term, int]
-
-
-def polynomial(mask: Mask, limit: int = MAX_TERMS) -> Terms | None:
-    """Return the expression as Σ coefficient · Π atoms, an atom being 1 (allowed) or 0; None beyond `limit` terms.
-
-    Like terms are collected and a·a = a, so `full()`, repeated parts, `m | ~m` and `m & ~m` simplify automatically. The
-    empty product is 1: every pair."""
-    try:
-        return _expand(mask, limit)
-    except _TooManyTermsError:
-        return None
-
-
-def _expand(mask: Mask, limit: int, *, swapped: bool = False) -> Terms:
-    """Return the polynomial of an expression; raise beyond `limit` terms."""
-    product = partial(_product, limit=limit, has_heads=bool(mask.batch_shape))
-
-    def either(a: Terms, b: Terms) -> Terms:  # a | b = ~(~a & ~b), so one product serves both
-        return _complement(product(_complement(a), _complement(b)))
-
-    leaf = partial(_leaf_terms, limit=limit)
-    return fold(mask, leaf=leaf, and_=product, or_=either, not_=_complement, swapped=swapped)
-
-
-def cheapest_polynomial(mask: Mask, stop: int, S: int) -> Terms | None:
-    """Return the polynomial with the least work, or None if testing all pairs one by one is cheaper.
-
-    `stop` is the position after the last query. The union of n masks has 2ⁿ − 1 products. Beyond a few,
-    subexpressions of one variable become one factor each, whose values are tabulated, so the union of any number of
-    `every` masks is a single product."""
-    terms = polynomial(mask, limit=_FEW_TERMS)
-    if terms is not None:
-        return terms
-    limit = min(MAX_TERMS, max(_FEW_TERMS, S))
-    if stop + S <= _TABLE_LIMIT:
-        choices = [_tabulated_polynomial(mask, (variable, "query"), limit) for variable in ("key", "distance")]
-        tabulated = [terms for terms in choices if terms is not None]
-        if tabulated:
-            return min(tabulated, key=len)
-    return polynomial(mask, limit=limit)
-
-
-def _tabulated_polynomial(mask: Mask, variables: tuple[str, str], limit: int) -> Terms | None:
-    """Return the polynomial in which maximal subexpressions of one of these variables are one factor each."""
-    product = partial(_product, limit=limit, has_heads=bool(mask.batch_shape))
-
-    def either(a: Terms, b: Terms) -> Terms:
-        return _complement(product(_complement(a), _complement(b)))
-
-    def polynomial_of(node: Mask, swapped: bool) -> Terms:
-        variable = _variable_of(node, swapped)
-        if variable in variables and not isinstance(node, Leaf):
-            return {frozenset([Table(node.T if swapped else node, variable)]): 1}
-        if isinstance(node, (And, Or)):
-            kind = type(node)
-            parts = [polynomial_of(part, swapped) for part in _group_by_variable(node, variables, swapped)]
-            return reduce(product if kind is And else either, parts)
-        if isinstance(node, Not):
-            return _complement(polynomial_of(node.parts[0], swapped))
-        if isinstance(node, Transposed):
-            return polynomial_of(node.parts[0], not swapped)
-        return _expand(node, limit, swapped=swapped)
-
-    try:
-        return polynomial_of(mask, False)
-    except _TooManyTermsError:
-        return None
-
-
-def _group_by_variable(node: And | Or, variables: tuple[str, str], swapped: bool) -> list[Mask]:
-    """Return the parts of a node, with the parts of each of these variables joined into one."""
-    groups: dict[str, list[Mask]] = {}
-    parts: list[Mask] = []
-    for part in node.parts:
-        variable = _variable_of(part, swapped)
-        if variable in variables:
-            groups.setdefault(variable, []).append(part)
-        else:
-            parts.append(part)
-    return [join(type(node), group) for group in groups.values()] + parts
-
-
-def _variable_of(mask: Mask, swapped: bool) -> Literal["key", "query", "distance"] | None:
-    """Return the only variable that a structural expression depends on, or None."""
-    atoms = leaves(mask, swapped=swapped)
-    if not all(
-        [
-            atom.leaf.is_structural and not atom.leaf.batch_shape and not isinstance(atom.leaf, Scattered)
-            for atom in atoms
-        ]
-    ):
-        return None
-    if all([atom.leaf.by_distance for atom in atoms]):
-        return "distance"
-    if not any([atom.leaf._uses_query(atom.swapped, position=True) for atom in atoms]):
-        return "key"
-    if not any([atom.leaf._uses_query(not atom.swapped, position=True) for atom in atoms]):
-        return "query"
-    return None
-
-
-def _leaf_terms(atom: Atom, limit: int) -> Terms:
-    """Return the polynomial of a leaf; an axis of an expression has the terms of the expression."""
-    leaf = atom.leaf
-    if isinstance(leaf, Axis) and not (isinstance(leaf.mask, Leaf) and not isinstance(leaf.mask, Full)):
-        inner = _expand(leaf.mask, limit, swapped=atom.swapped)
-        return {
-            frozenset([leaf.atom_of(part) for part in term if isinstance(part, Atom)]): factor
-            for term, factor in inner.items()
-        }
-    return {frozenset() if isinstance(leaf, Full) else frozenset([atom]): 1}
-
-
-class _TooManyTermsError(Exception):
-    """Internal: the polynomial exceeds its limit."""
-
-
-def _complement(terms: Terms) -> Terms:
-    result = {term: -factor for term, factor in terms.items()}
-    every_pair: Term = frozenset()
-    result[every_pair] = result.get(every_pair, 0) + 1
-    return {term: factor for term, factor in result.items() if factor}
-
-
-def _product(a: Terms, b: Terms, limit: int, has_heads: bool) -> Terms:
-    if len(a) * len(b) > 16 * limit:
-        raise _TooManyTermsError
-    result: Terms = {}
-    for left, x in a.items():
-        for right, y in b.items():
-            both = left | right
-            if has_heads and _has_disjoint_heads(both):
-                continue
-            result[both] = result.get(both, 0) + x * y
-    result = {term: factor for term, factor in result.items() if factor}
-    if len(result) > limit:
-        raise _TooManyTermsError
-    return result
-
-
-def _has_disjoint_heads(term: Term) -> bool:
-    """Return whether a product is zero because its factors are of different heads."""
-    heads = [atom.leaf for atom in term if isinstance(atom, Atom) and isinstance(atom.leaf, Head)]
-    return any(a.heads == b.heads and (a.stop <= b.first or b.stop <= a.first) for a in heads for b in heads)
 
 
 def count(mask: Mask, T: int, S: int | None = None, *, query_offset: int | None = None) -> int:
@@ -266,7 +101,7 @@ def _key_intervals(factor: Atom | Table, grid: PairGrid) -> KeyIntervalFunction 
     return lambda p: KeyInterval(0, torch.where(factor.test(p, torch.zeros_like(p), grid), UNBOUNDED, 0))
 
 
-_TRANSPOSED_VARIABLE: dict[str, Any] = {"key": "query", "query": "key", "distance": "distance"}
+_TRANSPOSED_VARIABLE: dict[Variable, Variable] = {"key": "query", "query": "key", "distance": "distance"}
 
 
 def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) -> int:
@@ -276,6 +111,15 @@ def _total(counter: Counter, rows: tuple[int, int], columns: tuple[int, int]) ->
         p = torch.arange(first, min(first + NUMBERS_AT_ONCE, rows[1]), device=counter.device)
         total += int(counter.cells(p, edges))
     return total
+
+
+class _Formula(NamedTuple):
+    """A product whose size per query is a formula: of intervals, tables and coordinates on a grid."""
+
+    intervals: list[KeyIntervalFunction]
+    tables: list[Table]
+    box: _GridBox | None
+    number: int
 
 
 class Counter:
@@ -291,7 +135,7 @@ class Counter:
         self.stop = stop
         self.device = mask.device or torch.device("cpu")
         self.batch = mask.batch_shape
-        self.formulas: list[tuple[list[KeyIntervalFunction], list[Table], int]] = []
+        self.formulas: list[_Formula] = []
         self.lists: list[tuple[Scattered, list[Atom | Table], int]] = []
         self.sums: dict[tuple[frozenset[Table], int], tuple[int, Tensor]] = {}
         self.by_pairs = terms is None or not self._classify_terms(terms)
@@ -305,11 +149,16 @@ class Counter:
                 shortest = min(lists, key=lambda leaf: leaf.per_row)
                 self.lists.append((shortest, [factor for factor in term if factor != (shortest, False)], number))
                 continue
-            intervals = [function for factor in term if (function := functions[factor]) is not None]
             tables = [factor for factor in term if isinstance(factor, Table) and factor.variable != "query"]
-            if len(intervals) + len(tables) < len(term):
+            axes = [atom for atom in atoms if isinstance(atom.leaf, Axis)]
+            box = None if all(functions[atom] is not None for atom in axes) else _grid_box(axes, self.grid)
+            others = set(term).difference(tables, axes if box is not None else ())
+            intervals = [function for factor in others if (function := functions[factor]) is not None]
+            if len(intervals) < len(others):
                 return False
-            self.formulas.append((intervals, tables, number))
+            if box is not None and (tables or any(_has_classes(function) for function in intervals)):
+                return False
+            self.formulas.append(_Formula(intervals, tables, box, number))
         return True
 
     def cells(self, p: Tensor, edges: Tensor) -> Tensor:
@@ -322,27 +171,28 @@ class Counter:
         if self.by_pairs:
             return self._by_pairs(p, edges)
         for rows in p.split(max(1, NUMBERS_AT_ONCE // (math.prod(self.batch) * len(result)))):
-            for functions, tables, number in self.formulas:
-                result += number * self._by_formula(functions, tables, rows, edges)
+            for formula in self.formulas:
+                result += formula.number * self._by_formula(formula, rows, edges)
         for scattered, factors, number in self.lists:
             result += number * self._by_list(scattered, factors, p, edges)
         return result
 
-    def _by_formula(
-        self, functions: list[KeyIntervalFunction], tables: list[Table], p: Tensor, edges: Tensor
-    ) -> Tensor:
+    def _by_formula(self, formula: _Formula, p: Tensor, edges: Tensor) -> Tensor:
         shape = (len(edges) - 1, *[1] * len(self.batch), len(p))
         column = (-1, *[1] * (len(shape) - 1))
         start = edges[:-1].view(column).expand(shape)
         stop = edges[1:].view(column).expand(shape)
         classes: list[tuple[int, Tensor | int]] = []
-        for function in functions:
+        for function in formula.intervals:
             keys = function(p)
             start, stop = start.clamp(min=keys.start), stop.clamp(max=keys.stop)
             if keys.modulus > 1:
                 classes.append((keys.modulus, keys.residue))
         start, stop, modulus, residue = _intersect_classes(start, stop, classes)
-        if not tables:
+        tables = formula.tables
+        if formula.box is not None:
+            sizes = formula.box.members(p, start, torch.maximum(start, stop))
+        elif not tables:
             sizes = _members(start, stop, modulus, residue)  # (C, *some of the batch, N)
         elif tables[0].variable == "key":
             sizes = self._tabulated_members(tables, start, stop, modulus, residue)
@@ -416,6 +266,65 @@ class Counter:
             number = allowed.reshape(-1, len(columns)).sum(0)
             result.index_add_(0, torch.bucketize(columns, edges[1:-1], right=True), number)
         return result
+
+
+class _GridBox(NamedTuple):
+    """The keys of each query whose coordinates on a row-major grid are in given intervals and residue classes."""
+
+    grid: Grid
+    keys: int
+    functions: list[tuple[int, KeyIntervalFunction]]
+    """Dimensions, and functions from the coordinates of queries to those of keys."""
+
+    def members(self, p: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+        """Count the keys of the queries p (N,) that are in [start, stop)."""
+        sides = [self._side(p, dim) for dim in range(len(self.grid.sizes))]
+        return self._below(sides, stop) - self._below(sides, start)
+
+    def _side(self, p: Tensor, dim: int) -> tuple[Tensor, Tensor, int, Tensor | int]:
+        """Return the interval and the residue class of a coordinate."""
+        start, stop = torch.zeros_like(p), torch.full_like(p, self.grid.size(dim, self.keys))
+        coordinates = self.grid.coordinate(p, dim)
+        classes: list[tuple[int, Tensor | int]] = []
+        for function in [function for number, function in self.functions if number == dim]:
+            keys = function(coordinates)
+            start, stop = start.clamp(min=keys.start), stop.clamp(max=keys.stop)
+            if keys.modulus > 1:
+                classes.append((keys.modulus, keys.residue))
+        return _intersect_classes(start, stop, classes)
+
+    def _below(self, sides: list[tuple[Tensor, Tensor, int, Tensor | int]], end: Tensor) -> Tensor:
+        """Count the keys below `end`, by the first coordinate in which they differ from it."""
+        total = torch.zeros_like(end)
+        agrees = torch.ones_like(end)
+        inner = [_members(*side) for side in sides]
+        for dim, (start, stop, modulus, residue) in enumerate(sides):
+            coordinate = self.grid.coordinate(end, dim)
+            lower = _members(start, torch.minimum(stop, coordinate), modulus, residue)
+            total = total + agrees * lower * math.prod(inner[dim + 1 :])
+            agrees = agrees * ((start <= coordinate) & (coordinate < stop) & ((coordinate - residue) % modulus == 0))
+        return total
+
+
+def _grid_box(axes: list[Atom], grid: PairGrid) -> _GridBox | None:
+    """Return the keys that axes of one grid without tiles allow; None if they have another form."""
+    functions: list[tuple[int, KeyIntervalFunction]] = []
+    layouts: set[Grid] = set()
+    for leaf, swapped in axes:
+        assert isinstance(leaf, Axis)
+        layouts.add(leaf.grid)
+        if len(layouts) > 1 or leaf.grid.tile or not isinstance(leaf.mask, Leaf):
+            return None
+        function = leaf.mask.key_intervals(swapped, PairGrid(leaf.grid.size(leaf.dim, grid.keys)))
+        if function is None:
+            return None
+        functions.append((leaf.dim, function))
+    return _GridBox(layouts.pop(), grid.keys, functions)
+
+
+def _has_classes(function: KeyIntervalFunction) -> bool:
+    """Return whether the visible keys are those of a residue class."""
+    return function(torch.zeros(1, dtype=torch.int64)).modulus > 1
 
 
 def _members(start: Tensor, stop: Tensor, modulus: int, residue: Tensor | int) -> Tensor:

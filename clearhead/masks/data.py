@@ -211,8 +211,7 @@ def padding(lengths: Tensor | Sequence[int], *, left_pad: Tensor | Sequence[int]
 
     Args:
         lengths: Number of real tokens of each sequence, an integer tensor of any batch shape or a list. A length of 0
-        or
-            less allows nothing, a length above S all keys.
+            or less allows nothing, a length above S all keys.
         left_pad: Number of padding tokens before them, of the same shape. Default: 0.
 
     Returns:
@@ -251,8 +250,7 @@ def documents(ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Mask:
 
     Args:
         ids: Document of each position, an integer tensor (…, N) or a list; N must cover all keys and queries. A
-        negative
-            id is not a document: the token neither attends nor is attended to.
+            negative id is not a document: the token neither attends nor is attended to.
 
     Returns:
         A mask whose `dense` is (*batch, 1, T, S), the 1 for the heads, and (T, S) for ids (N,).

@@ -18,10 +18,11 @@ from torch import Tensor
 from clearhead._core.random import mix
 from clearhead.errors import MaskError
 from clearhead.masks.base import Mask, check_integer
-from clearhead.masks.count import Counter, cheapest_polynomial, is_counted_by_key
+from clearhead.masks.count import Counter, is_counted_by_key
 from clearhead.masks.data import Allow, Documents
 from clearhead.masks.grids import Axis
 from clearhead.masks.operators import leaves
+from clearhead.masks.polynomial import cheapest_polynomial
 from clearhead.masks.regions import PairGrid
 from clearhead.masks.selection import Intervals, Selected
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import and_, invert, or_
 
 import torch
 from torch import Tensor
@@ -263,13 +264,13 @@ def axis(mask: Mask, dim: int, grid: Sequence[int], tile: Sequence[int] | None =
     """
     if not isinstance(mask, Mask):
         raise MaskTypeError(f"the mask of axis is {type(mask).__name__}; expected a mask such as window(3, 3)")
-    sizes = _sizes(grid, "grid")
+    sizes = check_sizes(grid, "grid")
     for number, size in enumerate(sizes):
         if not (number == 0 and size == -1):
             check_integer(size, f"grid[{number}] of axis", least=1)
     if math.prod(sizes[1:]) * abs(sizes[0]) > MAX_INTEGER:
         raise MaskError(f"the grid of axis is {_numbers(sizes)}; expected at most {MAX_INTEGER} positions")
-    tiles = () if tile is None else _sizes(tile, "tile")
+    tiles = () if tile is None else check_sizes(tile, "tile")
     if tiles and len(tiles) != len(sizes):
         raise MaskError(f"the tile of axis is {_numbers(tiles)}; expected {len(sizes)} sizes, as in the grid")
     for number, side in enumerate(tiles):
@@ -325,22 +326,15 @@ def axes_of(mask: Mask) -> tuple[Grid, int] | None:
     """Return the grid and dimension that all leaves of an expression have in common; None if they differ."""
     if isinstance(mask, Axis):
         return mask.grid, mask.dim
-    if isinstance(mask, (Leaf, PerHead)):
+    if not mask.parts or isinstance(mask, PerHead):
         return None
-    parts: tuple[Mask, ...] = mask.parts  # type: ignore[attr-defined]
-    first = axes_of(parts[0])
-    return first if all([axes_of(part) == first for part in parts[1:]]) else None
+    first, *others = [axes_of(part) for part in mask.parts]
+    return first if all(other == first for other in others) else None
 
 
 def mask_of_coordinates(mask: Mask) -> Mask:
     """Return the mask of coordinates of an expression whose leaves are axes of one dimension (`axes_of`)."""
-    result: Mask = fold(
-        mask,
-        leaf=_inner,
-        and_=lambda a, b: a & b,
-        or_=lambda a, b: a | b,
-        not_=lambda a: ~a,
-    )
+    result: Mask = fold(mask, leaf=_inner, and_=and_, or_=or_, not_=invert)
     return result
 
 
@@ -356,7 +350,8 @@ def _scale(bound: Tensor | int, stride: int) -> Tensor | int:
     return min(bound, most) * stride if isinstance(bound, int) else bound.clamp(max=most) * stride
 
 
-def _sizes(value: object, name: str) -> tuple[int, ...]:
+def check_sizes(value: object, name: str) -> tuple[int, ...]:
+    """Return the sizes of a grid or a tile as a tuple; raise for other values."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise MaskTypeError(f"the {name} of axis is {value!r}; expected one size per dimension, such as (64, 64)")
     sizes = tuple(value)

@@ -25,6 +25,7 @@ from clearhead.masks.regions import KeyIntervalFunction, PairGrid, Region
 from clearhead.masks.structural import Window
 
 V = TypeVar("V")
+_PAIRS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, repr=False)
@@ -362,8 +363,11 @@ def is_causal(mask: Mask, prompt: int, total: int) -> bool:
     `causal() | prefix(n)`."""
     if mask.classify(Region(0, total - 1, prompt, total - 1, 1 - total, -1)) is False:
         return True
-    p, j = torch.arange(total)[:, None], torch.arange(prompt, total)
-    return not bool((mask.allows(p, j, keys=total) & (j > p)).any())
+    j = torch.arange(prompt, total)
+    for p in torch.arange(total)[:, None].split(max(1, _PAIRS_AT_ONCE // max(len(j), 1))):
+        if bool((mask.allows(p, j, keys=total) & (j > p)).any()):
+            return False
+    return True
 
 
 def lookback(mask: Mask) -> int | None:

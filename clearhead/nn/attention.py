@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
 from clearhead._core.typed_module import Module
-from clearhead._core.validation import DropoutRate, PositiveInt, check_int, require, validate
+from clearhead._core.validation import DropoutRate, PositiveInt, check_int, require, short_repr, validate
 from clearhead.attention.attend import attend
 from clearhead.attention.biases import Bias
 from clearhead.attention.normalizers import Normalizer, Softmax
@@ -28,7 +28,7 @@ from clearhead.attention.observe import Impl
 from clearhead.attention.scores import DotScores, ScaledDot, Scores
 from clearhead.attention.sinks import SinkSoftmax
 from clearhead.config import Config, Validated
-from clearhead.errors import ConfigError, MaskError, ShapeError
+from clearhead.errors import ConfigError, DtypeError, MaskError, ShapeError
 from clearhead.masks import Mask, as_mask
 from clearhead.nn.kv_cache import KVCache
 from clearhead.nn.positions import ContentBias, Rotary
@@ -165,6 +165,12 @@ class MultiHeadAttention(Module):
         impl: Impl = "auto",
     ) -> None:
         super().__init__()
+        for name, value, protocol, example in (
+            ("rotary", rotary, Rotation, "Rotary()"),
+            ("qk_norm", qk_norm, NormSpec, "RMSNorm()"),
+        ):
+            message = f"MultiHeadAttention: {name} is {short_repr(value)}; expected a value such as {example}"
+            require(value is None or isinstance(value, protocol), message)
         sizes = AttentionConfig(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, bias=bias)
         self.d_model = sizes.d_model
         self.n_heads = sizes.n_heads
@@ -224,6 +230,8 @@ class MultiHeadAttention(Module):
             Outputs, (B, T, M).
         """
         self._check(query, key, value)
+        if cache is not None and not isinstance(cache, KVCache):
+            raise DtypeError(f"cache is a {type(cache).__name__}; expected a KVCache, usually cache[layer]['self']")
         query_offset = cache.length if cache is not None and key is None else None
         if query_offset is not None and as_mask(mask).depends_on_length:
             raise MaskError(f"{mask} depends on the length and cannot be used with a cache that grows")
@@ -305,17 +313,21 @@ class MultiHeadAttention(Module):
         return split.transpose(-2, -3)
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
-        """Raise ShapeError unless the inputs have the widths of the projections."""
+        """Raise unless the inputs are tensors with the widths of the projections."""
         if key is None and value is not None:
             raise ShapeError("value was given without key; give both, or neither for self-attention")
         if key is None and self.d_key != self.d_model:
             raise ShapeError(f"key is missing; this layer expects keys of width {self.d_key}")
         inputs = {"query": query, "key": key, "value": value if value is not None else key}
         for (name, x), width in zip(inputs.items(), (self.d_model, self.d_key, self.d_value), strict=True):
+            if x is None and name != "query":
+                continue
             expected = f"expected (batch, length, {width})"
-            if x is not None and x.dim() < 2:
+            if not isinstance(x, Tensor):
+                raise DtypeError(f"{name} is a {type(x).__name__}; expected a tensor (batch, length, {width})")
+            if x.dim() < 2:
                 raise ShapeError(f"{name} has {x.dim()} dimension(s); {expected}")
-            if x is not None and x.shape[-1] != width:
+            if x.shape[-1] != width:
                 raise ShapeError(f"{name} has width {x.shape[-1]}; {expected}")
 
     def extra_repr(self) -> str:

@@ -34,10 +34,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Returns:
         The result, shape (…, R, N)."""
-    if x.is_cpu and x.dtype == torch.float32 == weight.dtype and prefers_onednn():
-        n_products = x.numel() * len(weight)
-        if n_products > MIN_PRODUCTS:
-            return onednn_linear(x, weight, bias)
+    # Autocast casts the arguments of `F.linear`.
+    is_float32 = x.is_cpu and x.dtype == torch.float32 == weight.dtype and not torch.is_autocast_enabled("cpu")
+    if is_float32 and x.numel() * len(weight) > MIN_PRODUCTS and prefers_onednn():
+        return onednn_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -187,6 +187,11 @@ def test_flamingo_text_sees_its_last_image():
         ),
         (lambda: catalogue.sparse_transformer_fixed(4, 5), "is 5; expected at most its stride, 4"),
         (lambda: catalogue.sliding_window(0), "the size of sliding_window is 0"),
+        (lambda: catalogue.neighborhood((), 3), "the grid of axis has 0 dimensions; expected 1 to 8"),
+        (lambda: catalogue.axial(()), "the grid of axis has 0 dimensions; expected 1 to 8"),
+        (lambda: catalogue.sliding_tile((4, 4), 3, (0, 4)), r"the tile of sliding_tile is \(0, 4\); expected divisors"),
+        (lambda: catalogue.shared_prefix(3, [-1]), "the n of shared_prefix and each of its lengths is -1; expected"),
+        (lambda: catalogue.flamingo(torch.zeros(3).long(), 0), "the keys_per_image of flamingo is 0; expected"),
     ],
 )
 def test_invalid_pattern_raises_one_sentence(build, message):

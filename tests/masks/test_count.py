@@ -17,6 +17,7 @@ from clearhead.masks import (
     axis,
     blocks,
     causal,
+    clamped,
     dilated,
     documents,
     every,
@@ -31,7 +32,8 @@ from clearhead.masks import (
     selected,
     window,
 )
-from clearhead.masks.count import Counter, cheapest_polynomial, polynomial
+from clearhead.masks.count import Counter
+from clearhead.masks.polynomial import cheapest_polynomial, polynomial
 from clearhead.masks.regions import PairGrid, Region
 from tests.support.mask_strategies import masks, plain_masks, sizes, small
 from tests.support.work_counters import Effort
@@ -417,3 +419,30 @@ def test_draw_of_a_long_union_shades_by_exact_counts():
     mask = union([every(n) for n in range(2, 32)])
     drawing = mask.draw(997, 991, query_offset=0, cells=1)
     assert drawing.cells[0][0] == pytest.approx(mask.density(997, 991))
+
+
+def neighbors(side):
+    """Return a window of seven positions along both dimensions of a square."""
+    return axis(clamped(3, 3), 0, (side, side)) & axis(window(3, 3), 1, (side, side))
+
+
+LISTS = torch.randint(-1, 9, (2, 3, 9, 4), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("build", "side"),
+    [
+        (lambda side: neighbors(side) & causal(), 200),
+        (lambda side: neighbors(side) | prefix(1) | prefix(1).T, 200),
+        (lambda side: axis(dilated(2), 1, (side, side)) & window(5 * side, 3) | axis(every(3), 1, (side, side)), 200),
+        (lambda side: axis(documents([[0] * 3 + [1] * (side - 3)]), 1, (side, side)).T & causal(), 200),
+        (lambda side: causal() & (selected(LISTS, size=side * side // 9) | window(side, 0)), 204),
+    ],
+    ids=["causal", "global token", "classes", "documents", "selected blocks"],
+)
+def test_count_of_grid_or_lists_with_intervals_takes_work_proportional_to_the_queries(build, side):
+    small_mask = build(12)
+    assert small_mask.count(144) == int(small_mask.dense(144).sum())
+    with Effort() as took:
+        build(side).count(side * side)
+    assert took.nbytes < 10_000 * side * side  # of 40,000 pairs per query and head

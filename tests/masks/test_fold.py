@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from clearhead.masks import Leaf, Mask, blocks, causal, dilated, every, fold, leaves, window
+from clearhead.masks import Leaf, Mask, axis, blocks, causal, dilated, every, fold, leaves, prefix, window
+from clearhead.masks.operators import is_causal
 from clearhead.masks.regions import PairGrid
 from tests.support.mask_strategies import masks, sizes
+from tests.support.work_counters import Effort
 
 
 def fold_with_operators(mask, leaf, **options):
@@ -48,3 +50,14 @@ def test_fold_unknown_mask_class_raises_type_error():
     with pytest.raises(TypeError, match="Odd is neither a Leaf nor an operator of masks"):
         leaves(Odd())
     assert issubclass(type(causal()), Leaf)
+
+
+def test_is_causal_of_a_long_sequence_takes_work_in_pieces():
+    """Blocks are not causal, which the first queries show."""
+    with Effort() as took:
+        assert not is_causal(axis(causal(), 0, (-1, 16)), 0, 20_000)
+    assert took.nbytes < 1_000_000_000
+    assert is_causal(axis(causal(), 0, (-1, 1)), 3, 3_001)
+    looks_ahead_once = causal() | axis(window(0, 1) & ~prefix(2999), 0, (3000,))  # from position 2998 to 2999
+    assert not is_causal(looks_ahead_once, 1, 3_000)
+    assert is_causal(looks_ahead_once & causal(), 1, 3_000)

@@ -52,6 +52,15 @@ def test_onednn_linear_reads_inputs_and_weights_that_are_not_contiguous():
     torch.testing.assert_close(onednn_linear.onednn_linear(x, weight), F.linear(x, weight), rtol=1e-5, atol=1e-4)
 
 
+def test_linear_under_autocast_returns_its_dtype_for_all_sizes(calls):
+    x, weight = torch.randn(3, 71), torch.randn(37, 71)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, expected = linear(x, weight), F.linear(x, weight)
+    assert torch.equal(out, expected)
+    assert out.dtype == torch.bfloat16
+    assert not calls
+
+
 def test_linear_uses_onednn_for_large_float32_products_only(calls, monkeypatch):
     x, weight = torch.randn(3, 5, 71), torch.randn(37, 71)
     linear(x, weight)

@@ -8,7 +8,6 @@ per head. Attention reads these values along the diagonals of the scores; only `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -267,8 +266,3 @@ def short_text(bias: Bias) -> str:
     """Return the expression for a message, truncated to 80 characters."""
     text = str(bias)
     return text if len(text) <= 80 else text[:77] + "…"
-
-
-def names_or(names: Sequence[str], default: str) -> str:
-    """Return the name of the only tensor of an expression."""
-    return names[0] if names else default

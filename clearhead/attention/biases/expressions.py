@@ -9,10 +9,12 @@ from torch import Tensor
 
 from clearhead._core.shapes import Float
 from clearhead._core.validation import check_int, short_repr
-from clearhead.attention.biases.base import Bias, names_or
+from clearhead.attention.biases.base import Bias
 from clearhead.attention.biases.buckets import Buckets, bucket_indices
 from clearhead.attention.biases.functions import DistanceFunction, argument_text, per_head
 from clearhead.errors import DtypeError, ShapeError
+
+_MAX_HEADS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,7 +22,7 @@ class Alibi(Bias):
     """−slope · |j − p|; see `alibi`. `slopes` is the number of heads, or a tensor."""
 
     slopes: int | Tensor
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ("slopes",)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -42,7 +44,7 @@ class Alibi(Bias):
         return (self.slopes,)
 
     def __str__(self) -> str:
-        return f"alibi({argument_text(self.slopes, names_or(self.names, 'slopes'))})"
+        return f"alibi({argument_text(self.slopes, self.names[0])})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +53,7 @@ class Relative(Bias):
 
     table: Tensor
     buckets: Buckets
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ("table",)
     edges: tuple[int, ...] = field(default=())
 
     @property
@@ -72,9 +74,7 @@ class Relative(Bias):
         return self.table, self.buckets
 
     def __str__(self) -> str:
-        direction = "" if self.buckets.bidirectional else ", bidirectional=False"
-        sizes = f"{self.buckets.n_buckets}, {self.buckets.max_distance}{direction}"
-        return f"relative({names_or(self.names, 'table')}, buckets({sizes}))"
+        return f"relative({self.names[0]}, {self.buckets})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -196,7 +196,7 @@ def alibi(slopes: int | Float[Tensor, "..."]) -> Alibi:
     """
     if isinstance(slopes, Tensor):
         return Alibi(per_head(slopes, "alibi: slopes"))
-    return Alibi(check_int(slopes, "alibi: slopes (the number of heads)", minimum=1))
+    return Alibi(check_int(slopes, "alibi: slopes (the number of heads)", minimum=1, maximum=_MAX_HEADS))
 
 
 def alibi_slopes(n_heads: int, device: torch.device | str | None, dtype: torch.dtype) -> Float[Tensor, " H"]:
@@ -248,7 +248,7 @@ def relative(table: Float[Tensor, "N H"], buckets: Buckets | None = None) -> Rel
             f"relative: table has {table.shape[0]} rows and {buckets} are {buckets.n_buckets} buckets; expected one "
             "row per bucket"
         )
-    return Relative(table, buckets, (), buckets.edges())
+    return Relative(table, buckets, edges=buckets.edges())
 
 
 def distance(function: DistanceFunction) -> Distance:

@@ -33,6 +33,7 @@ _BIASES: dict[str, Callable[..., object]] = {function.__name__: function for fun
 _VALUES: dict[str, Callable[..., object]] = {
     function.__name__: function for function in (buckets, linear, clipped, logarithm, power, gaussian)
 }
+_MAX_DIGITS = 40
 _CONSTANTS = {"True": True, "False": False}
 
 
@@ -122,6 +123,8 @@ class _BiasParser(TokenParser):
     def _argument(self, owner: str, parameter: str) -> object:
         token = self.next_token()
         if token.kind == "number":
+            if len(token.text) > _MAX_DIGITS:
+                self.fail(f"{token.text[:12]}… has too many digits for {parameter}", token.column)
             return int(token.text) if re.fullmatch(r"-?[0-9]+", token.text) else float(token.text)
         if token.kind != "name":
             problem = "the text ends" if token.kind == "end" else f"got {token.text!r}"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clearhead.attention.sparse.row_intervals import TESTED, RowIntervals
+from clearhead.attention.sparse.row_intervals import TESTED, IntervalArguments, RowIntervals
 
 _M = 128  # queries per block
 _MIN_M = 16
@@ -30,29 +30,10 @@ class _Block:
 
 
 class IntervalInputs:
-    """The arguments of a call.
+    """The arguments of a call, with biases in the form that the operations need."""
 
-    Args:
-        q: Queries, (B, H, T, D).
-        k: Keys, (B, K, S, D).
-        v: Values, (B, K, S, E).
-        bias: Added to the scores, or None.
-        rows: The intervals of the mask.
-        scale: Scale of the scores.
-        distance_bias: Added to the scores by distance, (H or 1, T + S), or None.
-        cap: Limit of the soft cap; 0 for none."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        rows: RowIntervals,
-        scale: float,
-        distance_bias: Tensor | None = None,
-        cap: float = 0.0,
-    ) -> None:
+    def __init__(self, arguments: IntervalArguments) -> None:
+        q, k, v, bias, rows, scale, distance_bias, cap = arguments
         self.q, self.k, self.v, self.rows, self.scale, self.cap = q, k, v, rows, scale, cap
         self.bias = None if bias is None else bias.expand(*q.shape[:-1], k.shape[2])
         self.acc_dtype = torch.promote_types(q.dtype, torch.float32)

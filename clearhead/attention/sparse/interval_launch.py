@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.attention.sparse.fast_launch import FastLaunch
 from clearhead.attention.sparse.launch import padded_width, unit_stride
-from clearhead.attention.sparse.row_intervals import RowIntervals
+from clearhead.attention.sparse.row_intervals import IntervalArguments
 from clearhead.attention.sparse.triton_distance import interval_distance_kernel
 from clearhead.attention.sparse.triton_distance_lines import with_lines
 from clearhead.attention.sparse.triton_intervals import (
@@ -84,29 +84,10 @@ _SQUARE, _WIDE_SQUARE, _SMALL_SQUARE = (IntervalTile(M, M, warps, 1) for M, warp
 
 
 class IntervalCall:
-    """The arguments that the kernels of a call have in common.
+    """The arguments that the kernels of a call have in common."""
 
-    Args:
-        q: Queries, (B, H, T, D).
-        k: Keys, (B, K, S, D).
-        v: Values, (B, K, S, E).
-        bias: Added to the scores, or None.
-        rows: The intervals of the mask.
-        scale: Scale of the scores.
-        distance_bias: Added to the scores by distance, (H or 1, T + S), or None.
-        cap: Limit of the soft cap; 0 for none."""
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        rows: RowIntervals,
-        scale: float,
-        distance_bias: Tensor | None = None,
-        cap: float = 0.0,
-    ) -> None:
+    def __init__(self, arguments: IntervalArguments) -> None:
+        q, k, v, bias, rows, scale, distance_bias, cap = arguments
         self.q = q if q.stride(-1) == 1 else q.contiguous()
         self.k = k if k.stride(-1) == 1 else k.contiguous()
         self.v = v if v.stride(-1) == 1 else v.contiguous()

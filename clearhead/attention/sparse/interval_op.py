@@ -17,6 +17,7 @@ from clearhead.attention.sparse import interval_cpu
 from clearhead.attention.sparse.row_intervals import (
     CONDITION_FIELDS,
     Conditions,
+    IntervalArguments,
     RowIntervals,
     batch_of,
     compute_row_intervals,
@@ -47,7 +48,7 @@ def attend_intervals(
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learns_distance):
         result: Tensor = _IntervalAttention.apply(q, k, v, bias, distance_bias, rows, scale, cap)  # type: ignore[no-untyped-call]
         return result
-    return _forward(q, k, v, bias, rows, scale, distance_bias, cap)[0]
+    return _forward(IntervalArguments(q, k, v, bias, rows, scale, distance_bias, cap))[0]
 
 
 def attend_intervals_in_graph(
@@ -72,38 +73,24 @@ def attend_intervals_in_graph(
     return out
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    rows: RowIntervals,
-    scale: float,
-    distance_bias: Tensor | None = None,
-    cap: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    arguments = (q, k, v, bias, rows, scale, distance_bias, cap)
-    if runs_triton(q):
+def _forward(arguments: IntervalArguments) -> tuple[Tensor, Tensor]:
+    if runs_triton(arguments.q):
         from clearhead.attention.sparse.interval_launch import IntervalCall, interval_forward
 
-        return interval_forward(IntervalCall(*arguments))
+        return interval_forward(IntervalCall(arguments))
     with torch.autocast("cpu", enabled=False):  # products stay in the accumulation dtype
-        return interval_cpu.forward(interval_cpu.IntervalInputs(*arguments))
+        return interval_cpu.forward(interval_cpu.IntervalInputs(arguments))
 
 
 def _backward(
-    grad: Tensor,
-    arguments: tuple[Tensor, Tensor, Tensor, Tensor | None, RowIntervals, float, Tensor | None, float],
-    out: Tensor,
-    lse: Tensor,
-    needs_distance_grad: bool,
+    grad: Tensor, arguments: IntervalArguments, out: Tensor, lse: Tensor, needs_distance_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     if runs_triton(grad):
         from clearhead.attention.sparse.interval_launch import IntervalCall, interval_backward
 
-        return interval_backward(IntervalCall(*arguments), grad, out, lse, needs_distance_grad)
+        return interval_backward(IntervalCall(arguments), grad, out, lse, needs_distance_grad)
     with torch.autocast("cpu", enabled=False):
-        return interval_cpu.backward(interval_cpu.IntervalInputs(*arguments), grad, needs_distance_grad)
+        return interval_cpu.backward(interval_cpu.IntervalInputs(arguments), grad, needs_distance_grad)
 
 
 class _IntervalAttention(torch.autograd.Function):
@@ -121,7 +108,7 @@ class _IntervalAttention(torch.autograd.Function):
         scale: float,
         cap: float,
     ) -> Tensor:
-        out, lse = _forward(q, k, v, bias, rows, scale, distance_bias, cap)
+        out, lse = _forward(IntervalArguments(q, k, v, bias, rows, scale, distance_bias, cap))
         ctx.save_for_backward(q, k, v, bias, distance_bias, out, lse)
         ctx.rows, ctx.scale, ctx.cap = rows, scale, cap
         return out
@@ -130,7 +117,7 @@ class _IntervalAttention(torch.autograd.Function):
     @single_backward
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, distance_bias, out, lse = ctx.saved_tensors
-        arguments = (q, k, v, bias, ctx.rows, ctx.scale, distance_bias, ctx.cap)
+        arguments = IntervalArguments(q, k, v, bias, ctx.rows, ctx.scale, distance_bias, ctx.cap)
         dq, dk, dv, d_distance = _backward(grad, arguments, out, lse, ctx.needs_input_grad[4])
         return dq, dk, dv, None, d_distance, None, None, None
 
@@ -184,7 +171,8 @@ def interval_attention(
     cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return out (B, H, T, E) and log-sum-exp (B, H, T), float32 or wider, for these row intervals."""
-    out, lse = _forward(q, k, v, bias, _rows(bounds, ids, ids2, query_offset), scale, distance_bias, cap)
+    rows = _rows(bounds, ids, ids2, query_offset)
+    out, lse = _forward(IntervalArguments(q, k, v, bias, rows, scale, distance_bias, cap))
     return out.contiguous(), lse  # the layout that the fake implementation declares
 
 
@@ -221,7 +209,8 @@ def interval_attention_backward(
     needs_distance_grad: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and, if needed, of the bias by distance (else an empty tensor)."""
-    arguments = (q, k, v, bias, _rows(bounds, ids, ids2, query_offset), scale, distance_bias, cap)
+    rows = _rows(bounds, ids, ids2, query_offset)
+    arguments = IntervalArguments(q, k, v, bias, rows, scale, distance_bias, cap)
     dq, dk, dv, d_distance = _backward(grad, arguments, out, lse, needs_distance_grad)
     d_distance = q.new_empty(0, dtype=lse.dtype) if d_distance is None else d_distance
     return dq.contiguous(), dk.contiguous(), dv.contiguous(), d_distance

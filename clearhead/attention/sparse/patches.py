@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.attention.sparse.block_index import ragged_positions
-from clearhead.masks import And, Axis, Grid, Leaf, Mask
+from clearhead.masks import And, Axis, Grid, Mask
 from clearhead.masks.grids import axes_of, mask_of_coordinates
 from clearhead.masks.regions import PairGrid
 
@@ -77,7 +77,7 @@ def needs_patches(mask: Mask) -> bool:
     """Return whether an expression contains an axis whose columns are not an interval of positions."""
     if isinstance(mask, Axis):
         return mask.key_intervals(False, PairGrid(1)) is None or mask.key_intervals(True, PairGrid(1)) is None
-    return False if isinstance(mask, Leaf) else any(needs_patches(part) for part in mask.parts)  # type: ignore[attr-defined]
+    return any(needs_patches(part) for part in mask.parts)
 
 
 def are_disjoint(a: Mask, b: Mask) -> bool:

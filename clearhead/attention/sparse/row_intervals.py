@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,6 +115,29 @@ class RowIntervals:
     ids: tuple[Tensor | None, ...]
     query_offset: int
     tests_by_query: bool = False
+
+
+class IntervalArguments(NamedTuple):
+    """The arguments of a call of the kernels of row intervals.
+
+    Attributes:
+        q: Queries, (B, H, T, D).
+        k: Keys, (B, K, S, D).
+        v: Values, (B, K, S, E).
+        bias: Added to the scores, or None.
+        rows: The intervals of the mask.
+        scale: Scale of the scores.
+        distance_bias: Added to the scores by distance, (H or 1, T + S), or None.
+        cap: Limit of the soft cap; 0 for none."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    rows: RowIntervals
+    scale: float
+    distance_bias: Tensor | None = None
+    cap: float = 0.0
 
 
 def compute_row_intervals(

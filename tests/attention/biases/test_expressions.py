@@ -150,6 +150,8 @@ def test_biases_with_tensors_print_their_names_and_parse_with_them():
         ("alibi(8", "expected , or \\) in the arguments of alibi"),
         ("albi(8)", "unknown bias 'albi'; did you mean 'alibi'"),
         ("alibi(0)", "alibi: slopes .* is 0; expected a whole number of at least 1"),
+        ("alibi(100000)", "alibi: slopes .* is 100000; expected a whole number of at most 65536"),
+        ("distance(linear(" + "9" * 5000 + "))", "999999999999… has too many digits for slope"),
         ("distance(gauss(2))", "unknown function 'gauss'"),
         ("distance(gaussian(-2))", "gaussian: width is -2; expected a finite number above 0"),
         ("distance(power(1, exponent=0))", "power: exponent is 0; expected a finite number above 0"),

@@ -29,7 +29,14 @@ from clearhead.attention.sparse import (
 from clearhead.attention.sparse.block_index import RandomPairs
 from clearhead.attention.sparse.fast_launch import FastLaunch
 from clearhead.attention.sparse.random_pairs import index_samples, sample
-from clearhead.attention.sparse.row_intervals import RowIntervals, encode, ids_of, intervals_of, row_intervals_torch
+from clearhead.attention.sparse.row_intervals import (
+    IntervalArguments,
+    RowIntervals,
+    encode,
+    ids_of,
+    intervals_of,
+    row_intervals_torch,
+)
 from tests.support.kernel_compilation import (
     H100_REGISTERS,
     H100_SHARED_MEMORY,
@@ -150,7 +157,7 @@ def run_interval_kernels(mask, dtype, D, T, batch=2, bias=None, has_distance=Fal
     k, v = (torch.randn(batch, 1, T, D).to(dtype) for _ in range(2))
     added = None if bias is None else torch.randn(1, 2, T, T).to(bias)
     values = torch.randn(2, 2 * T) if has_distance else None
-    call = interval_launch.IntervalCall(q, k, v, added, rows, 0.125, values, cap)
+    call = interval_launch.IntervalCall(IntervalArguments(q, k, v, added, rows, 0.125, values, cap))
     out, lse = interval_launch.interval_forward(call)
     interval_launch.interval_backward(call, grad, out, lse, has_distance)
 
@@ -193,7 +200,8 @@ def test_kernel_of_keys_compiles_with_intervals_per_query(monkeypatch):
     conditions = encode(intervals_of(intervals(row * 7 % T // 2, row * 7 % T)), cpu)
     bounds = row_intervals_torch(conditions.numbers, conditions.tensors, T, T, 0, cpu)
     q, k = torch.randn(2, 1, 2, T, 64, dtype=torch.bfloat16)
-    call = interval_launch.IntervalCall(q, k, k, None, RowIntervals(bounds, (None,), 0, tests_by_query=True), 0.125)
+    rows = RowIntervals(bounds, (None,), 0, tests_by_query=True)
+    call = interval_launch.IntervalCall(IntervalArguments(q, k, k, None, rows, 0.125))
     lse = torch.zeros(1, 2, T)
     strided = q, k, k, q, torch.empty_like(k), torch.empty_like(k)
     tensors = (*strided, lse, lse, call.bias, call.distance)
