@@ -86,10 +86,7 @@ def _bucket_by_length(
 
 
 def _decoder_only(
-    model: nn.Module,
-    unwrapped: Decoder | Recurrent,
-    prompt: Prompt,
-    request: SearchRequest,
+    model: nn.Module, unwrapped: Decoder | Recurrent, prompt: Prompt, request: SearchRequest
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that continues prompts, and the prompts."""
     max_new_tokens = request.max_new_tokens
@@ -117,8 +114,7 @@ def _decoder_only(
 
         def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
             longest = max(len(row) for row in rows)
-            cached = is_cached(rows)
-            cache = _new_cache(unwrapped, longest, max_new_tokens) if cached else None
+            cache = _new_cache(unwrapped, longest, max_new_tokens) if is_cached(rows) else None
             return _module_decoder_only(model, unwrapped, rows, cache)
 
         can_pad = (mask is None or is_translation_invariant(mask)) and _rotates_equally(unwrapped, rows, max_new_tokens)
@@ -141,10 +137,7 @@ def _rotates_equally(model: Decoder | Recurrent, rows: Sequence[Tensor], max_new
 
 
 def _encoder_decoder(
-    model: nn.Module,
-    unwrapped: EncoderDecoder | RecurrentSeq2Seq,
-    prompt: Prompt,
-    request: SearchRequest,
+    model: nn.Module, unwrapped: EncoderDecoder | RecurrentSeq2Seq, prompt: Prompt, request: SearchRequest
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that generates after the start ids given encoded prompts, and the start of each row."""
     config = unwrapped.config
