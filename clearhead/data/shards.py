@@ -25,7 +25,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from clearhead._core.atomic_io import read_json, write_atomically
+from clearhead._core.atomic_io import read_json, wrap_os_errors, write_atomically
+from clearhead._core.validation import check_int
 from clearhead.data import files
 from clearhead.data.tokenizers.base import FILE_NAME, Tokenizer, load_tokenizer
 from clearhead.errors import ConfigError, DataError, StorageError
@@ -186,11 +187,14 @@ def tokenize(
         raise DataError("no file to tokenize; expected at least one")
     if separator is not None and (not separator.strip() or "\n" in separator):
         raise ConfigError(f"separator is {separator!r}; expected the text of a line")
+    check_int(bytes_per_shard, "bytes_per_shard", minimum=1)
+    processes = os.cpu_count() or 1 if processes is None else check_int(processes, "processes", minimum=1)
     total = sum(files.require_file(path).stat().st_size for path in sources)
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    _prepare_folder(folder, tokenizer)
-    processes = min(processes or os.cpu_count() or 1, -(-total // bytes_per_shard) or 1)
+    with wrap_os_errors(f"cannot write shards to {folder}", advice="choose another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        _prepare_folder(folder, tokenizer)
+    processes = min(processes, -(-total // bytes_per_shard) or 1)
     records = []
     done = 0
     parts = _text_parts(sources, separator, bytes_per_shard)
@@ -219,8 +223,11 @@ def _prepare_folder(folder: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(folder)
     if (folder / INDEX).is_file():
         # The index is written again at the end; unchanged shards are recognized by their records.
-        for record in read_json(folder / INDEX).get("shards", []):
-            write_atomically((folder / str(record["file"])).with_suffix(".json"), json.dumps(record).encode())
+        records = read_json(folder / INDEX).get("shards")
+        for record in records if isinstance(records, list) else []:
+            name = str(record.get("file")) if isinstance(record, dict) else ""
+            if re.fullmatch(r"\d{5,}\.ids", name):
+                write_atomically((folder / name).with_suffix(".json"), json.dumps(record).encode())
         (folder / INDEX).unlink()
 
 
@@ -375,9 +382,10 @@ def _texts(part: _TextPart, separator: str | None) -> tuple[list[str], int]:
 
 
 def _text_of(line: bytes) -> str | None:
-    """Return the text in a line of JSON, or None."""
+    """Return the text in a line of JSON, or None if there is none that can be encoded."""
     try:
-        text = json.loads(line)["text"]
-    except (ValueError, KeyError, TypeError):
+        text: str = json.loads(line)["text"]
+        text.encode()  # an escape may be half a surrogate pair
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return text if isinstance(text, str) else None
+    return text

@@ -27,6 +27,7 @@ from clearhead.generation.sampling import to_float32, topk, topk_logprobs
 from clearhead.generation.token_loop import GenerationLoop, logits_error
 
 _STEPS_PER_SYNC = 4  # steps that a GPU makes between host syncs
+_INITIAL_IDS = 64  # ids per sequence that are allocated without static shapes at first; every step copies them
 
 
 def beam_search(decoder: IncrementalDecoder, request: SearchRequest) -> Generated:
@@ -71,6 +72,11 @@ class _Sequences(NamedTuple):
         index3d = index[..., None].expand(*index.shape, self.ids.shape[-1])
         return _Sequences(*(x.gather(1, index3d if x.dim() == 3 else index) for x in self))
 
+    def widen(self, N: int) -> _Sequences:
+        """Return the sequences with a capacity of N ids."""
+        more = N - self.ids.shape[2]
+        return self._replace(ids=F.pad(self.ids, (0, more)), log_probs=F.pad(self.log_probs, (0, more)))
+
     def copy_(self, other: _Sequences) -> None:
         for target, source in zip(self, other, strict=True):
             target.copy_(source)
@@ -112,13 +118,14 @@ class BeamLoop(GenerationLoop):
         dtype = to_float32(logits[:0]).dtype
         self.n_prompts = P if self.static is None else self.static.n_prompts
         self.prompt_of_row = torch.arange(P, device=device)  # (P,)
-        self.results = _Sequences.empty(P, W, self.capacity, dtype, device)
+        N = self.capacity if self.is_static else min(self.capacity, _INITIAL_IDS)
+        self.results = _Sequences.empty(P, W, N, dtype, device)
         # n**length_penalty as Python computes it, for every n
         max_new = self.max_new_tokens
         powers = [float(min(n, max_new)) ** self.beam.length_penalty for n in range(1, self.capacity + 2)]
         state = _BeamState(
-            live=_Sequences.empty(P, W, self.capacity, dtype, device),
-            pool=_Sequences.empty(P, W, self.capacity, dtype, device),
+            live=_Sequences.empty(P, W, N, dtype, device),
+            pool=_Sequences.empty(P, W, N, dtype, device),
             n=torch.zeros(1, dtype=torch.int64, device=device),
             is_done=self.prompt_of_row >= self.n_prompts,
             n_finished=torch.zeros(P, dtype=torch.int64, device=device),
@@ -145,6 +152,9 @@ class BeamLoop(GenerationLoop):
     @torch.no_grad()
     def advance(self) -> None:
         steps = min(_STEPS_PER_SYNC, self.max_new_tokens - self.n_steps) if self.is_static else 1
+        N = self.live.ids.shape[2]
+        if self.n_steps == N:  # not with static shapes
+            self.live, self.pool, self.results = (x.widen(2 * N) for x in (self.live, self.pool, self.results))
         for _ in range(steps):
             if self.static is None:
                 self._step()

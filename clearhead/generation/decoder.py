@@ -20,6 +20,7 @@ from clearhead._core.shapes import Float, Int
 from clearhead.errors import ClearheadError
 
 State = TypeVar("State")
+INITIAL_NEW_TOKENS = 512  # that memory is allocated for at first, if it can grow
 
 
 class LogitsError(ClearheadError, ArithmeticError):

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from clearhead._core.shapes import Float, Int
 from clearhead._core.validation import short_repr
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.generation.decoder import IncrementalDecoder, LengthBucketedDecoder, SlidingContextDecoder
+from clearhead.generation.decoder import (
+    INITIAL_NEW_TOKENS,
+    IncrementalDecoder,
+    LengthBucketedDecoder,
+    SlidingContextDecoder,
+)
 from clearhead.generation.engine.program import unsupported_reason
 from clearhead.generation.engine.slot_decoder import SlotDecoder
 from clearhead.generation.logits_processors import LogitsProcessingDecoder
@@ -35,7 +40,6 @@ from clearhead.nn.modes import eval_mode, iter_modules
 from clearhead.nn.positions import LearnedPositionEmbedding
 
 _Cache = KVCache | RecurrentCache
-_INITIAL_CAPACITY = 512  # new tokens that a cache is allocated for at the start; it grows beyond
 
 
 def incremental_decoder(model: nn.Module, prompt: Prompt, request: SearchRequest) -> IncrementalDecoder:
@@ -82,10 +86,7 @@ def _bucket_by_length(
 
 
 def _decoder_only(
-    model: nn.Module,
-    unwrapped: Decoder | Recurrent,
-    prompt: Prompt,
-    request: SearchRequest,
+    model: nn.Module, unwrapped: Decoder | Recurrent, prompt: Prompt, request: SearchRequest
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that continues prompts, and the prompts."""
     max_new_tokens = request.max_new_tokens
@@ -113,8 +114,7 @@ def _decoder_only(
 
         def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
             longest = max(len(row) for row in rows)
-            cached = is_cached(rows)
-            cache = _new_cache(unwrapped, longest, max_new_tokens) if cached else None
+            cache = _new_cache(unwrapped, longest, max_new_tokens) if is_cached(rows) else None
             return _module_decoder_only(model, unwrapped, rows, cache)
 
         can_pad = (mask is None or is_translation_invariant(mask)) and _rotates_equally(unwrapped, rows, max_new_tokens)
@@ -137,10 +137,7 @@ def _rotates_equally(model: Decoder | Recurrent, rows: Sequence[Tensor], max_new
 
 
 def _encoder_decoder(
-    model: nn.Module,
-    unwrapped: EncoderDecoder | RecurrentSeq2Seq,
-    prompt: Prompt,
-    request: SearchRequest,
+    model: nn.Module, unwrapped: EncoderDecoder | RecurrentSeq2Seq, prompt: Prompt, request: SearchRequest
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that generates after the start ids given encoded prompts, and the start of each row."""
     config = unwrapped.config
@@ -268,7 +265,7 @@ def _new_cache(unwrapped: nn.Module, prompt_length: int, max_new_tokens: int) ->
     """Return an empty cache for the model."""
     if isinstance(unwrapped, (Recurrent, RecurrentSeq2Seq)):
         return RecurrentCache()
-    return KVCache(capacity=prompt_length + min(max_new_tokens, _INITIAL_CAPACITY))
+    return KVCache(capacity=prompt_length + min(max_new_tokens, INITIAL_NEW_TOKENS))
 
 
 def _check_start_ids(decoder_start_ids: int | Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:

@@ -22,7 +22,13 @@ from torch import Tensor
 from clearhead._core import counter_rng
 from clearhead._core.tensor_state import runs_triton
 from clearhead.errors import ConfigError, DtypeError, ShapeError
-from clearhead.generation.decoder import ContinuousDecoder, IncrementalDecoder, LogitsError, batch_bucket
+from clearhead.generation.decoder import (
+    INITIAL_NEW_TOKENS,
+    ContinuousDecoder,
+    IncrementalDecoder,
+    LogitsError,
+    batch_bucket,
+)
 from clearhead.generation.options import Greedy, Sample
 from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated, GenerationStep
@@ -32,7 +38,6 @@ _SAMPLING_STREAM = 601  # separates these random numbers from those of data
 STEPS_PER_SYNC = 8  # steps that a GPU makes between host syncs
 _MAX_STEPS_PER_SYNC = 64  # if no row can end before
 _ROWS_PER_ADMISSION = 8  # on a GPU, prompts are admitted once this fraction of the rows is free
-_INITIAL_IDS = 512  # ids per prompt that the results have room for at first
 
 
 class GenerationLoop(ABC):
@@ -186,7 +191,7 @@ class TokenLoop(GenerationLoop):
         self.n_logged = 0
         self.prompt_of_row = torch.zeros(self.R, dtype=torch.int64)  # on the host
         self.lengths = torch.zeros(self.n_prompts, dtype=torch.int64)
-        columns = min(self.max_new_tokens, _INITIAL_IDS)
+        columns = min(self.max_new_tokens, INITIAL_NEW_TOKENS)
         self.ids = torch.full((self.n_prompts, columns), self.pad_id)
         self.log_probs = torch.zeros(self.n_prompts, columns, dtype=dtype)
         self.active = torch.zeros(self.R, dtype=torch.bool)  # `is_active` at the last sync

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float
+from clearhead._core.validation import check_int
 from clearhead.data.tokenizers.library import HFTokenizer, TokenEncoding
 from clearhead.errors import DataError
 from clearhead.masks import padding
@@ -147,6 +148,7 @@ def fill_masks(pipeline: Pipeline, texts: Sequence[str], *, n: int = 5) -> list[
         DataError: If the model has no such head, or a text has no mask token.
     """
     model = _require_head(pipeline, "masked_lm")
+    n = check_int(n, "n", minimum=1)
     tokenizer = _tokenizer(pipeline)
     mask_token = tokenizer.specials.get("mask_token")
     if mask_token is None:
@@ -159,7 +161,7 @@ def fill_masks(pipeline: Pipeline, texts: Sequence[str], *, n: int = 5) -> list[
         if not positions:
             raise DataError(f"{text[:60]!r} has no mask token; write {mask_token} in place of a word")
         logits = model.predict_tokens(_run_encoder(model, encoding))[0, positions]
-        best = logits.float().softmax(-1).topk(n)
+        best = logits.float().softmax(-1).topk(min(n, logits.shape[-1]))
         results.append(
             [
                 [
@@ -332,7 +334,7 @@ def _tokenizer(pipeline: Pipeline) -> HFTokenizer:
 def _batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     """Yield indices of texts of similar length, to reduce padding."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
-    for start in range(0, len(order), batch_size):
+    for start in range(0, len(order), check_int(batch_size, "batch_size", minimum=1)):
         yield order[start : start + batch_size]
 
 

@@ -439,8 +439,8 @@ class Pipeline:
 
 def _as_list(texts: str | Sequence[str]) -> list[str]:
     """Return one text, or several, as a list; raise `DataError` for anything else."""
-    is_single = isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable)
-    items = [texts] if is_single else list(texts)
+    is_several = isinstance(texts, Iterable) and not isinstance(texts, (str, bytes, Mapping))
+    items: list[str] = list(texts) if is_several else [cast(str, texts)]
     for item in items:
         if not isinstance(item, str):
             raise DataError(f"got {short_repr(item)}; expected a text or a list of texts")

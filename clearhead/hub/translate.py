@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clearhead._core.validation import check_int
 from clearhead.data.packing import Ragged
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import DataError
@@ -143,7 +144,7 @@ def translations(
     sources = _encode(pipeline, [texts[row].strip() for row in rows])
     order = sources.lengths.sort(stable=True).indices
     n_done = 0
-    for indices in order.split(batch_size):
+    for indices in order.split(check_int(batch_size, "batch_size", minimum=1)):
         ids, lengths = sources.padded(indices, fill=0)
         prompts = [row[:n] for row, n in zip(ids, lengths.tolist(), strict=True)]
         generated = generate(

@@ -1,7 +1,7 @@
 """Averages of the parameters over a run, for validation and for the exported model.
 
 The state of an average is a dictionary of tensors that is empty at first and is part of every checkpoint. Its keys are
-the parameter names, or end in them. The model itself is trained as if there were no average. Persistent buffers, such
+the parameter names, or end in them. The training of the model itself does not depend on it. Persistent buffers, such
 as the statistics of batch normalization, are averaged too, except for integers, which have their last value."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EMA(Validated):
             state[name].copy_(weights[name])
 
     def value(self, state: Weights) -> Weights | None:
-        """Return the averaged parameters, or None if there are none yet."""
+        """Return the averaged parameters, or None before the first update or snapshot."""
         return state or None
 
 
@@ -70,7 +70,7 @@ class CheckpointAverage(Validated):
 
     @torch.no_grad()
     def value(self, state: Weights) -> Weights | None:
-        """Return the averaged parameters, or None if there are none yet."""
+        """Return the averaged parameters, or None before the first update or snapshot."""
         if not (steps := _steps(state)):
             return None
         mean: Weights = {}

@@ -126,3 +126,22 @@ def test_row_report_str_contains_line_numbers():
         "pairs.tsv: 9 of 19 rows are good; skipped: no tab 9 (lines 2, 4, 6, 8, 10, …); too long 1 (line 7)."
     )
     assert str(RowReport(source="empty", n_rows=0)) == "empty: 0 of 0 rows are good."
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [(8, 1, r"cannot be unpacked \(File .*encrypted"), (10, 99, r"cannot be unpacked \(That compression method")],
+    ids=["encrypted", "unknown compression"],
+)
+def test_zip_that_cannot_be_unpacked_raises_storage_error(tmp_path, offset, value, message):
+    path = tmp_path / "text.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("text.txt", "some text")
+    content = bytearray(path.read_bytes())
+    # The flags and the compression method, in the header of the file and in the directory of the archive.
+    for start in (content.index(b"PK\3\4") - 2, content.index(b"PK\1\2")):
+        content[start + offset] = value
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=message):
+        list(files.read_lines(path))

@@ -140,6 +140,38 @@ def shards(tmp_path, bpe):
     return tokenize([tmp_path / f"{i}.txt" for i in range(3)], bpe, tmp_path / "out", bytes_per_shard=200)
 
 
+def test_tokenize_skips_json_lines_whose_text_cannot_be_encoded(tmp_path, bpe):
+    lines = ['{"text": "one"}', r'{"text": "half \ud800 a pair"}', "[" * 100_000, '{"text": 3}', '{"text": "two"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    shards = tokenize([tmp_path / "a.jsonl"], bpe, tmp_path / "out")
+    assert ids_of(shards) == [*bpe.encode("one"), bpe.eos_id, *bpe.encode("two"), bpe.eos_id]
+    assert json.loads((tmp_path / "out" / "index.json").read_text())["skipped_lines"] == 3
+
+
+@pytest.mark.bad_input
+def test_tokenize_into_a_damaged_folder_writes_it_again(tmp_path, bpe):
+    (tmp_path / "a.txt").write_text(BOOK)
+    folder = tmp_path / "a" / "out"
+    expected = ids_of(tokenize([tmp_path / "a.txt"], bpe, folder))
+    index = json.loads((folder / "index.json").read_text())
+    outside = {**index["shards"][0], "file": "../outside.ids"}
+    for records in (5, [3], [{}], [outside], [{"file": "notes.txt"}]):
+        (folder / "index.json").write_text(json.dumps({**index, "shards": records}))
+        assert ids_of(tokenize([tmp_path / "a.txt"], bpe, folder)) == expected
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["out"]
+
+
+@pytest.mark.bad_input
+def test_tokenize_invalid_numbers_and_folders_raise(tmp_path, bpe):
+    source = tmp_path / "a.txt"
+    source.write_text(BOOK)
+    for options in ({"processes": 0}, {"processes": -1}, {"bytes_per_shard": 0}):
+        with pytest.raises(ConfigError, match="expected a whole number of at least 1"):
+            tokenize([source], bpe, tmp_path / "out", **options)
+    with pytest.raises(StorageError, match=r"cannot write shards to .*: File exists; choose another folder"):
+        tokenize([source], bpe, source)
+
+
 def test_shard_split_equals_window_split(shards):
     task = LanguageModeling.load(
         shards.folder, context=31, windows=RandomWindows(), seed=5, hold_out=0.2, across_documents=True

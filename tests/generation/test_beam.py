@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.generation import BeamSearch, Greedy, LogitsError, UncachedDecoder, search
+from clearhead.generation.beam import BeamLoop
+from clearhead.generation.request import SearchRequest
 from tests.generation.tables import chaotic, exhaustive, plain_beam
 
 ALPHAS = [0.0, 0.6, 1.0, 2.0, -0.7]
@@ -253,3 +255,17 @@ def test_invalid_logits_raise_error_naming_step_and_prompt(strategy, bad):
 
     with pytest.raises(LogitsError, match=r"new id 2 of prompt 1 .* are NaN, \+∞ or all −∞"):
         search(UncachedDecoder(logits, torch.tensor([[1], [4]])), strategy=strategy, max_new_tokens=7)
+
+
+def test_long_beam_search_equals_reference_search_and_allocates_ids_as_it_needs_them():
+    prompts = torch.tensor([[2, 4, 1], [3, 3, 0]])
+    logits = chaotic(5, seed=3)
+    strategy = BeamSearch(3, length_penalty=0.6, n_best=2, early_stopping="never")
+    result = search(UncachedDecoder(logits, prompts), strategy=strategy, max_new_tokens=150)
+    for row, prompt in enumerate(prompts.tolist()):
+        expected = plain_beam(logits, prompt, width=3, max_new_tokens=150, stops=(), alpha=0.6, early_stopping="never")
+        assert_same(sequences(result, row), expected[:2])
+    request = SearchRequest.of(strategy, 10_000, None)
+    loop = BeamLoop(UncachedDecoder(logits, prompts), request)
+    loop.begin()
+    assert loop.live.ids.shape[2] < 100

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clearhead import hub
-from clearhead.errors import DataError
+from clearhead.errors import ConfigError, DataError
 from tests.support.third_party_models import PEERS
 
 transformers = pytest.importorskip("transformers", reason="transformers, the reference to compare with, is missing")
@@ -51,6 +51,13 @@ def test_fill_mask_matches_transformers(saved):
     two = trained.fill_mask(["the [MASK] [MASK] jumps", text], n=4)
     assert [len(positions) for positions in two] == [2, 1]
     assert [token.id for token in two[1][0]] == [token.id for token in tokens]
+    # A larger number returns the whole vocabulary.
+    assert sorted(token.id for token in trained.fill_mask(text, n=99)[0]) == list(range(len(PIECES)))
+    for n in (0, -1, 2.5):
+        with pytest.raises(ConfigError, match=f"n is {n}; expected a whole number of at least 1"):
+            trained.fill_mask(text, n=n)
+    with pytest.raises(ConfigError, match="batch_size is 0; expected a whole number of at least 1"):
+        trained.embed(TEXTS, batch_size=0)
 
 
 def test_tag_matches_transformers(saved):

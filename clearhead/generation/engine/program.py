@@ -73,7 +73,7 @@ CONFIG_FIELDS = frozenset({
 })  # fmt: skip
 """Fields of `DecoderConfig` that the program implements. A field outside this list must have its default value."""
 
-_LONGEST = 1 << 40  # longer than any sequence
+LONGEST = 1 << 40  # longer than any sequence
 
 
 def unsupported_reason(model: Decoder | EncoderDecoder) -> str | None:
@@ -121,7 +121,7 @@ def _unsupported_config_reason(config: DecoderConfig) -> str | None:
     for field in dataclasses.fields(config):
         if field.name not in CONFIG_FIELDS and getattr(config, field.name) != field.default:
             return f"{field.name} is not implemented"
-    if not config.rotates_equally(1, _LONGEST):
+    if not config.rotates_equally(1, LONGEST):
         return "its rotary positions depend on the length of the sequence"
     for mask in (config.mask, *config.layer_masks):
         if not mask.is_structural or mask.depends_on_length:

@@ -25,7 +25,7 @@ from clearhead._core.caches import CACHES
 from clearhead._core.shapes import Float, Int
 from clearhead._core.tensor_state import runs_triton
 from clearhead.errors import ConfigError
-from clearhead.generation.decoder import batch_bucket, size_bucket, state_tensors
+from clearhead.generation.decoder import INITIAL_NEW_TOKENS, batch_bucket, size_bucket, state_tensors
 from clearhead.generation.engine.prefill import encode, prefill
 from clearhead.generation.engine.program import Attends, DecoderProgram
 from clearhead.generation.engine.static_cache import CacheShape, StaticKVCache
@@ -139,7 +139,8 @@ class SlotDecoder:
         self._sources = sources
         self._slots = slots
         max_positions = getattr(self.program.decoder.positions, "length", None)
-        longest = max(len(prompt) for prompt in prompts) + max_new_tokens
+        n_new = max_new_tokens if self.is_static else min(max_new_tokens, INITIAL_NEW_TOKENS)
+        longest = max(len(prompt) for prompt in prompts) + n_new
         self._capacity: int = longest if max_positions is None else min(longest, max_positions)
         if self.is_static:
             bucket = max(_MIN_CAPACITY, size_bucket(self._capacity))

@@ -5,8 +5,8 @@ different lengths, so nothing is padded, and a slot can be given to another prom
 
 With static shapes, as on a GPU, everything that changes between steps is a tensor, so that a step can be captured once
 and replayed at every length. Rows refer to slots through a table, and beams to the slots of their prefix through a
-table of parents, so nothing is moved. Without static shapes, as on a CPU, only the used part is read, and rows are
-moved when they are reordered.
+table of parents, so nothing is moved. Without static shapes, as on a CPU, only the used part is read, rows are moved
+when they are reordered, and the slots grow when a row exceeds their capacity.
 
     R rows   S indices per slot   K, H key/value and query heads   D head width   M model width   N prompt tokens
 """
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.decode import (
@@ -31,9 +31,8 @@ from clearhead.attention.decode import (
     prefer_naive,
 )
 from clearhead.generation.engine.fused_attention import FusedAttention
-from clearhead.generation.engine.program import DecoderProgram
-from clearhead.masks import Mask, lookback
-from clearhead.masks.regions import Region
+from clearhead.generation.engine.layer_patterns import LayerPattern, layer_patterns
+from clearhead.generation.engine.program import LONGEST, DecoderProgram
 from clearhead.nn.positions import Rotary
 
 
@@ -58,38 +57,6 @@ class PromptIndices(NamedTuple):
     longest: int  # tokens of the longest prompt
 
 
-class _Pattern:
-    """What a layer's mask and position bias imply for its cache; layers with both in common share it."""
-
-    def __init__(self, mask: Mask, distance_bias: Tensor | None, capacity: int) -> None:
-        window = lookback(mask)
-        self.mask = mask
-        self.distance_bias = distance_bias  # (H, capacity)
-        self.capacity = capacity
-        self.n_indices = capacity if window is None else min(capacity, window)
-        self.is_ring = self.n_indices < capacity
-        reachable = Region(0, capacity - 1, 0, capacity - 1, 0, self.n_indices - 1)
-        self.hides_keys = mask.classify(reachable) is not True
-        self.attends_to_self = mask.classify(Region.nearest(0, capacity - 1, capacity)) is True
-
-    def bias(self, lengths: Tensor, n_indices: int) -> Tensor | None:
-        """Return the bias (R, H or 1, indices) of new tokens at positions `lengths` (R,); −∞ hides a key."""
-        distance_bias = self.distance_bias
-        if not self.hides_keys and distance_bias is None:
-            return None
-        index = torch.arange(n_indices, device=lengths.device)
-        distance = lengths[:, None] - index  # (R, indices)
-        distance = distance % self.n_indices if self.is_ring else distance.clamp(min=0)
-        bias = None if distance_bias is None else distance_bias[:, distance].transpose(0, 1)  # (R, H, indices)
-        if not self.hides_keys:
-            return bias
-        position = (lengths[:, None] - distance).clamp(min=0) if self.is_ring else index.expand_as(distance)
-        allowed = self.mask.allows(lengths[:, None].expand_as(distance), position, keys=self.capacity)
-        allowed = allowed.transpose(0, 1) if self.mask.batch_shape else allowed[:, None]  # (R, H or 1, indices)
-        bias = torch.zeros(allowed.shape, device=allowed.device) if bias is None else bias
-        return bias.masked_fill(~allowed, -math.inf)
-
-
 class StaticKVCache:
     """Keys and values of the rows of a batch.
 
@@ -104,7 +71,8 @@ class StaticKVCache:
         self.shape = shape
         self.is_static = is_static
         device = program.device
-        self.patterns = _layer_patterns(program, shape.capacity)
+        self.patterns = layer_patterns(program, shape.capacity)
+        self._max_capacity = shape.capacity if is_static else getattr(program.decoder.positions, "length", LONGEST)
         self.n_rows = shape.n_slots
         self.slots = torch.arange(shape.n_slots, device=device)
         self.lengths = torch.zeros(shape.n_slots, dtype=torch.int64, device=device)
@@ -195,6 +163,9 @@ class StaticKVCache:
     def begin_step(self, n_rows: int) -> None:
         """Prepare a step of the first rows: what all layers share."""
         lengths = self.lengths[:n_rows]
+        self._longest = 0 if self.is_static else int(lengths.max())
+        if self._longest >= self.shape.capacity:
+            self._grow(self._longest + 1)
         self._rotary_now = {
             rotary: table if self.is_static else table.at(lengths) for rotary, table in self.rotary.items()
         }
@@ -202,9 +173,8 @@ class StaticKVCache:
             table[:n_rows].scatter_(1, (lengths % n_indices)[:, None], self.slots[:n_rows, None].int())
         if self.memory and not self.is_static:
             self._memory_padding = self._hide_padding(self.memory_lengths[: n_rows // self.rows_per_memory])
-        self._used: dict[_Pattern, DecodeSlots] = {}
+        self._used: dict[LayerPattern, DecodeSlots] = {}
         self._is_uniform = not self.is_static and bool((lengths == lengths[:1]).all())
-        self._longest = 0 if self.is_static else int(lengths.max())
         for pattern in dict.fromkeys(self.patterns):
             n_indices = pattern.n_indices if self.is_static else min(self._longest + 1, pattern.n_indices)
             bias = pattern.bias(lengths[:1] if self._is_uniform else lengths, n_indices)
@@ -217,7 +187,20 @@ class StaticKVCache:
 
     def end_step(self, n_rows: int) -> None:
         """Count the new tokens. Rows that ended some steps ago stay at the end of their slot."""
-        self.lengths[:n_rows].add_(1).clamp_(max=self.shape.capacity - 1)
+        self.lengths[:n_rows].add_(1).clamp_(max=self._max_capacity - 1)
+
+    def _grow(self, n_tokens: int) -> None:
+        """Increase the capacity of the slots to at least `n_tokens`."""
+        capacity = min(max(n_tokens, 2 * self.shape.capacity), self._max_capacity)
+        self.shape = self.shape._replace(capacity=capacity)
+        self.patterns = layer_patterns(self.program, capacity)
+        for buffers in (self.keys, self.values):
+            for layer, old in enumerate(buffers):
+                R, _, n_used, _ = old.shape
+                buffers[layer] = self._empty(self.patterns[layer].n_indices, R)
+                buffers[layer][:, :, :n_used] = old  # not yet a ring buffer, or one of the same size
+        self._spare.clear()
+        self._precompute_positions()
 
     def self_attend(self, i: int, layer: FusedAttention, qkv: Tensor) -> Tensor:
         """Write the newest keys and values of layer `i`, and attend to the used part."""
@@ -366,23 +349,6 @@ class StaticKVCache:
         torch.index_select(old.permute(2, 0, 1, 3)[:n_used], 1, rows, out=new.permute(2, 0, 1, 3)[:n_used])
         self._spare = {(old.shape[2], old.shape[0]): old}
         return new
-
-
-def _layer_patterns(program: DecoderProgram, capacity: int) -> list[_Pattern]:
-    """Return the pattern of each layer."""
-    patterns: dict[tuple[Mask, nn.Module | None], _Pattern] = {}
-    for key in zip(program.masks, program.relative_positions, strict=True):
-        if key not in patterns:
-            mask, relative = key
-            bias = None if relative is None else _distance_bias(relative, program.device, capacity)
-            patterns[key] = _Pattern(mask, bias, capacity)
-    return [patterns[key] for key in zip(program.masks, program.relative_positions, strict=True)]
-
-
-def _distance_bias(relative: nn.Module, device: torch.device, capacity: int) -> Tensor:
-    """Return the position bias (H, capacity) of each distance, beginning with 0."""
-    bias: Tensor = relative(1, capacity, capacity - 1, device).distance_values(1, capacity, capacity - 1)
-    return bias[:, :capacity].float().flip(-1).contiguous()
 
 
 def _cos_sin_table(rotary: Rotary, program: DecoderProgram, capacity: int) -> RotaryCosSin:

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.generation import BeamSearch, generate, stream
+from clearhead.generation import BeamSearch, Sample, generate, stream
 from clearhead.generation.decoder import size_bucket
 from clearhead.generation.engine import slot_decoder
 from clearhead.generation.engine.slot_decoder import SlotDecoder, compiled_decoder
 from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.generation.request import SearchRequest
 from clearhead.masks import blocks, causal, every, full, lookback, prefix, window
-from clearhead.nn.positions import Rotary
+from clearhead.nn.positions import ALiBi, LearnedPositions, Rotary
 from tests.generation.cases import CASES, STRATEGIES, arguments, assert_equal
-from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts
+from tests.generation.small import STOP, VOCAB, decoder, encoder_decoder, prompts, randomize
 
 MAX_NEW_TOKENS = 13
 
@@ -132,6 +132,39 @@ def test_cache_of_window_mask_has_window_size():
     fused.prefill()
     fused.decode_step(torch.tensor([5]))
     assert fused.cache.keys[0].shape[2] == 5
+
+
+def test_cache_does_not_allocate_tokens_that_are_never_generated():
+    """Slots grow, so that a large limit on new ids takes neither memory nor time."""
+    model = decoder(positions=ALiBi())
+    request = SearchRequest.of(None, 1 << 24, None)
+    fused = incremental_decoder(model, [[3, 1, 4]], request)
+    fused.prefill()
+    assert fused.cache.n_bytes < 1 << 20
+    expected = generate(model, [[3, 1, 4]], max_new_tokens=5)
+    actual = generate(model, [[3, 1, 4]], max_new_tokens=1 << 24, stop_ids=expected.ids[0, 0, :3].unique().tolist())
+    assert torch.equal(actual.ids[0, 0], expected.ids[0, 0, : actual.lengths[0, 0]])
+
+
+@pytest.mark.parametrize("strategy", [Sample(1.3, seed=4), BeamSearch(2)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": Rotary(), "mask": causal() & window(520, 0)},  # a ring buffer only once the slots have grown
+        {"positions": ALiBi(), "layer_masks": (window(7, 0), full())},
+        {"positions": LearnedPositions(max_len=601), "max_len": 601, "mask": causal() & (window(4, 0) | every(5))},
+    ],
+    ids=["rotary", "alibi", "learned"],
+)
+def test_slots_that_grow_give_ids_of_module_decoder(options, strategy):
+    torch.manual_seed(3)
+    model = randomize(decoder().config.replace(**options).build())
+    rows = [[3, 1, 4, 1], [5]]
+    generated = [
+        generate(model, rows, strategy=strategy, max_new_tokens=530, engine=engine) for engine in ("fused", "module")
+    ]
+    assert torch.equal(generated[0].ids, generated[1].ids)
+    torch.testing.assert_close(generated[0].scores, generated[1].scores, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
