@@ -218,7 +218,7 @@ def test_ablate_and_logit_lens_accept_keyword_inputs():
         (lambda m, x: analysis.attribute(m.train(), x), ConfigError, "call model.eval"),
         (lambda m, x: analysis.logit_lens(m, "text"), DtypeError, "'text' for a Decoder, which has no tokenizer"),
         (lambda m, x: analysis.logit_lens(m, ["text"]), DtypeError, "without a tensor as model input"),
-        (lambda m, x: analysis.logit_lens(m, x, positions=T), ShapeError, "position 5 was asked for"),
+        (lambda m, x: analysis.logit_lens(m, x, positions=T), ShapeError, "position 5 is out of range"),
         (
             lambda m, x: analysis.logit_lens(nn.Linear(5, 3).eval(), torch.randn(2, 5)),
             ConfigError,
