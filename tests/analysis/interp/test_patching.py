@@ -237,6 +237,8 @@ def test_ablate_and_logit_lens_accept_keyword_inputs():
         ),
         (lambda m, x: analysis.ablate(m, x, to="noise"), ConfigError, "expected 'zero' or 'mean'"),
         (lambda m, x: analysis.LogitMetric()(torch.zeros(1, T, V)), ConfigError, "has no token"),
+        (lambda m, x: analysis.compare(analysis.trace(m), m), DtypeError, "got a Decoder; expected two traces"),
+        (lambda m, x: analysis.attention_report(m, "text"), DtypeError, "got a Decoder; expected a pipeline"),
         (lambda m, x: analysis.LogitMetric(token=2.5), ConfigError, "token is 2.5; expected a whole number"),
         (lambda m, x: analysis.LogitMetric(token=1, baseline=-1), ConfigError, "baseline is -1"),
         (lambda m, x: analysis.LogitMetric(position="last"), ConfigError, "position is 'last'; expected a whole"),
