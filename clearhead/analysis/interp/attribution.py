@@ -1,8 +1,8 @@
 """Direct logit attribution: the contribution of each head and feed-forward layer to a logit.
 
 A logit is a sum over everything that was added to the residual stream, if the scale of each norm is fixed to its value
-in the run (see `residual_stream`). Together with embeddings, positions and biases, the parts add up to it except for
-rounding.
+in the run (see `residual_stream`). Together with embeddings, positions and biases, the parts add up to the logit except
+for rounding.
 """
 
 from __future__ import annotations
