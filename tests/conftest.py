@@ -45,7 +45,8 @@ JAXTYPED = ("attention", "analysis", "data", "generation", "hub", "masks", "mode
 """Packages with shapes in their signatures: their tests run with jaxtyping's checks, which cost half as much again."""
 
 UNTYPED = (
-    *("analysis/cost", "analysis/checks", "analysis/interp/test_residual_stream.py", "attention/sparse/test_plan.py"),
+    *("analysis/cost", "analysis/checks", "attention/sparse/test_plan.py"),
+    *(f"analysis/interp/test_{name}.py" for name in ("attribution", "logit_lens", "patching")),
     *("generation/engine/test_continuous_batching.py", "generation/engine/test_engine.py", "generation/test_models.py"),
     *("hub/test_beam_search.py", "hub/test_export.py", "hub/test_families.py"),
     *("hub/test_family_round_trip.py", "hub/test_published.py", "hub/test_transformers_attention.py"),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead._core.shapes import Float
+from clearhead._core.validation import check_int
 from clearhead.errors import ShapeError
 
 
@@ -135,6 +136,7 @@ def value_weighted_norms(
     """
     if weights.shape != norms.shape:
         raise ShapeError(f"weights are {tuple(weights.shape)} and norms {tuple(norms.shape)}; expected both (H, S)")
+    top = check_int(top, "top")
     weighted = weights * norms
     total = float(weighted.sum()) or 1.0
     largest = weighted.flatten().topk(min(top, weighted.numel()))

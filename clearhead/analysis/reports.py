@@ -24,7 +24,7 @@ from clearhead.analysis.tracing.trace import Trace, trace
 from clearhead.analysis.views.report import AttentionReport, Labels, Sound, build_report
 from clearhead.data import audio
 from clearhead.data.tasks.speech import TAIL_SECONDS
-from clearhead.errors import DataError
+from clearhead.errors import DataError, DtypeError
 from clearhead.generation import Strategy
 from clearhead.generation.ctc import decode
 from clearhead.hub import Pipeline
@@ -53,7 +53,10 @@ def attention_report(
 
     Raises:
         DataError: If the input is empty, too long or unreadable, or the model has no attention.
+        DtypeError: If `trained` is not a pipeline.
     """
+    if not isinstance(trained, Pipeline):
+        raise DtypeError(f"got a {type(trained).__name__}; expected a pipeline, as from ch.pipeline(name)")
     if trained.task == "translation":
         return translation_report(trained, translations(trained, [text_or_path], strategy=strategy)[0])
     if trained.task == "digits":
@@ -151,7 +154,7 @@ def report_for_ids(trained: Pipeline, ids: list[int], *, title: str, layer: str 
 
 def _likeliest(logits: Float[Tensor, " V"], name: Callable[[int], str]) -> str:
     """Return the top three predictions as text."""
-    probabilities, ids = logits.softmax(-1).topk(3)
+    probabilities, ids = logits.softmax(-1).topk(min(3, len(logits)))
     return ", ".join(f"{name(i)} ({100 * p:.0f} %)" for i, p in zip(ids.tolist(), probabilities.tolist(), strict=True))
 
 

@@ -1,7 +1,8 @@
 """Direct logit attribution: the contribution of each head and feed-forward layer to a logit.
 
 A logit is a sum over everything that was added to the residual stream, if the scale of each norm is fixed to its value
-in the run (see `stream`). Together with embeddings, positions and biases, the parts add up to it except for rounding.
+in the run (see `residual_stream`). Together with embeddings, positions and biases, the parts add up to the logit except
+for rounding.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Attribution(HasCharts):
     metric: LogitMetric
     logit: float
     parts: tuple[LogitContribution, ...]
-    tolerance: float  # bound for `residual`, from rounding
+    tolerance: float
 
     @property
     def total(self) -> float:
@@ -89,11 +90,11 @@ class Attribution(HasCharts):
 
     def heads(self) -> tuple[tuple[str, ...], Tensor]:
         """Return the attention layers, and the contribution of each head, (layers, heads); NaN if a layer has fewer."""
-        attribution = [part for part in self.parts if part.head is not None]
-        if not attribution:
+        of_heads = [part for part in self.parts if part.head is not None]
+        if not of_heads:
             raise ConfigError("the heads of this model could not be separated; `parts` contains its layers as a whole")
-        paths = tuple(dict.fromkeys(part.path for part in attribution))
-        return paths, pad_ragged([part.value for part in attribution if part.path == path] for path in paths)
+        paths = tuple(dict.fromkeys(part.path for part in of_heads))
+        return paths, pad_ragged([part.value for part in of_heads if part.path == path] for path in paths)
 
     def charts(self, *, most: int = 24) -> list[Chart]:
         """Return charts of the largest parts and of all heads."""
@@ -109,8 +110,8 @@ class Attribution(HasCharts):
     def to_dict(self) -> JSONObject:
         """Return the document that `--view attribution --json` prints."""
         metric = {"token": self.metric.token, "baseline": self.metric.baseline, "position": self.metric.position}
-        kinds = [{"name": part.name, **vars(part)} for part in self.parts]
-        return {"metric": metric, "logit": self.logit, "total": self.total, "residual": self.residual, "parts": kinds}
+        parts = [{"name": part.name, **vars(part)} for part in self.parts]
+        return {"metric": metric, "logit": self.logit, "total": self.total, "residual": self.residual, "parts": parts}
 
 
 @explain_keywords
@@ -162,9 +163,8 @@ def attribute(model: nn.Module | Pipeline, args: ModelArgs | str, metric: LogitM
     if not abs(attribution.residual) <= tolerance or all(part.layer is None for part in parts):
         last = next((term.step.name for term in terms if term.step is not None), "nothing")
         raise ConfigError(
-            "cannot attribute this logit because the model is not linear between its blocks and its logits "
-            f"(the parts add up to {attribution.total:.6g} of {attribution.logit:.6g}; the last operation is {last}); "
-            "use the logit lens or patching"
+            "cannot attribute this logit because the model is not linear between its blocks and its logits (the last "
+            f"operation is {last}); use the logit lens or patching"
         )
     return attribution
 

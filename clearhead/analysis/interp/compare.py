@@ -20,7 +20,7 @@ from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Bool, Float
 from clearhead._core.text_tables import html_table, table
 from clearhead.analysis.tracing.trace import Trace
-from clearhead.errors import ConfigError, ShapeError
+from clearhead.errors import ConfigError, DtypeError, ShapeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +128,12 @@ def compare(baseline: Trace, edited: Trace, *, run: int = -1) -> TraceComparison
 
     Raises:
         ConfigError: If the traces have no activations in common.
+        DtypeError: If an argument is not a trace.
         ShapeError: If the inputs had different shapes.
     """
+    for t in (baseline, edited):
+        if not isinstance(t, Trace):
+            raise DtypeError(f"got a {type(t).__name__}; expected two traces, as from ch.trace(model, …)")
     outputs = [path for path in baseline.outputs if path in edited.outputs]
     layers = [path for path in baseline.paths if path in edited.paths]
     if not outputs and not layers:

@@ -43,9 +43,9 @@ class LogitLens(HasCharts):
 
     layers: tuple[str, ...]
     logits: Tensor
-    positions: tuple[int, ...]  # positions of the logits; only 0 for a classifier
-    tokens: tuple[str, ...] = ()  # the text, if the lens was given one
-    token_name: TokenNames = str  # maps an output id to its display form
+    positions: tuple[int, ...]
+    tokens: tuple[str, ...] = ()
+    token_name: TokenNames = str
 
     def top(self, k: int = 1) -> tuple[Tensor, Tensor]:
         """Return the k most probable tokens and their probabilities, in descending order: each (L + 1, B, T, k)."""
@@ -65,13 +65,13 @@ class LogitLens(HasCharts):
         token_ids = top_ids[:, 0].reshape(len(self.layers), -1)
         probabilities = top_probabilities[:, 0].reshape(len(self.layers), -1)
         words = [[name(token) for token in row] for row in token_ids.tolist()]
-        columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
+        columns = ["prediction"]
+        if self.logits.dim() > 3:
+            columns = [str(i) if tokens is None else tokens[i] for i in self.positions]
         rows = [*(f"layer {i}" for i in reversed(range(len(self.layers) - 1))), "in"]
-        columns = columns if self.logits.dim() > 3 else ["prediction"]
         note = "Strong colors are probable. The top row is the model's output; “in” is the input of its first block."
-        title = "Prediction after each layer"
-        texts = words[::-1]
-        return [Chart(title=title, rows=rows, columns=columns, values=probabilities.flip(0), texts=texts, note=note)]
+        values, texts, title = probabilities.flip(0), words[::-1], "Prediction after each layer"
+        return [Chart(title=title, rows=rows, columns=columns, values=values, texts=texts, note=note)]
 
     def to_dict(self, name: TokenNames | None = None, *, k: int = 5) -> JSONObject:
         """Return the k most probable tokens for each layer and position of the first sequence."""

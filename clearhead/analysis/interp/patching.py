@@ -31,6 +31,7 @@ from clearhead.hub import Pipeline
 
 Granularity = Literal["position", "head", "module"]
 _DIMS = {"position": -2, "head": -3}  # of the changed activation
+_TARGETS = {"position": "each module and position", "head": "each head", "module": "each module"}
 _BUDGET = 1 << 30  # approximate bytes of one batched pass
 
 
@@ -45,7 +46,7 @@ class PatchingResult(HasCharts):
         rows: Paths of the modules.
         granularity: Whether the columns are positions or heads.
         columns: Positions or heads.
-        values: The metric after each change, (R, C); NaN if a module has fewer heads.
+        values: The metric after each change, (R, C) in float64; NaN if a module has fewer heads.
         baseline: The metric of the unchanged run.
         clean: The metric of a patch's clean run; NaN for an ablation.
         tokens: The changed text, if a text was given.
@@ -55,10 +56,10 @@ class PatchingResult(HasCharts):
     rows: tuple[str, ...]
     granularity: Granularity
     columns: tuple[int, ...]
-    values: Tensor  # (R, C), float64
+    values: Tensor
     baseline: float
     clean: float = math.nan
-    tokens: tuple[str, ...] = ()  # the changed text, if a text was given
+    tokens: tuple[str, ...] = ()
 
     @property
     def change(self) -> Tensor:
@@ -82,22 +83,14 @@ class PatchingResult(HasCharts):
         columns = ["change"] if self.granularity == "module" else list(map(str, self.columns))
         if self.granularity == "position" and tokens is not None and len(tokens) == len(columns):
             columns = list(tokens)
-        values_text = f"from {self.baseline:.4g}, corrupted, to {self.clean:.4g}, clean"
-        note = (
-            f"1 restores the metric fully, {values_text}."
-            if is_patch
-            else f"Change of the metric from {self.baseline:.4g}."
-        )
-        target = {"position": "each module and position", "head": "each head", "module": "each module"}[
-            self.granularity
-        ]
+        values, note = self.change, f"Change of the metric from {self.baseline:.4g}."
+        if is_patch:
+            values = self.restored
+            note = f"1 restores the metric fully, from {self.baseline:.4g}, corrupted, to {self.clean:.4g}, clean."
+        target = _TARGETS[self.granularity]
         title = f"Patching {target} from the clean run" if self.method == "patched" else f"Ablation of {target}"
-        values = self.restored if is_patch else self.change
-        return [
-            Chart(
-                title=title, rows=strip_common_prefix(self.rows), columns=columns, values=values, signed=True, note=note
-            )
-        ]
+        rows = strip_common_prefix(self.rows)
+        return [Chart(title=title, rows=rows, columns=columns, values=values, signed=True, note=note)]
 
     def to_dict(self) -> JSONObject:
         """Return all values as plain data for JSON."""
@@ -162,10 +155,7 @@ def patch(
         granularity=granularity,
         clean=_number(metric(logits)),
         tokens=corrupted_inputs.tokens,
-        rows=sweep.rows,
-        columns=sweep.columns,
-        values=sweep.values,
-        baseline=sweep.baseline,
+        **sweep._asdict(),
     )
 
 
@@ -207,15 +197,7 @@ def ablate(
         return torch.zeros_like(x) if to == "zero" else x.mean(0 if x.dim() < 3 else (0, -2), keepdim=True).expand_as(x)
 
     sweep = _sweep(model, args, source, granularity, _metric(metric, logits), batch, ablated)
-    return PatchingResult(
-        method="ablated",
-        granularity=granularity,
-        tokens=inputs.tokens,
-        rows=sweep.rows,
-        columns=sweep.columns,
-        values=sweep.values,
-        baseline=sweep.baseline,
-    )
+    return PatchingResult(method="ablated", granularity=granularity, tokens=inputs.tokens, **sweep._asdict())
 
 
 def _record(

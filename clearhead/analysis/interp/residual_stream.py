@@ -121,9 +121,9 @@ class ResidualOpRecorder(TorchFunctionMode):
         if args and isinstance(args[0], Tensor) and _IN_PLACE.fullmatch(name):
             # In-place: keep the previous value as a separate tensor.
             copy = args[0].detach().clone()
-            for notes in (self.steps, self.names):
-                if args[0] in notes:
-                    notes[copy] = notes.pop(args[0])
+            for records in (self.steps, self.names):
+                if args[0] in records:
+                    records[copy] = records.pop(args[0])
             before = (copy, *args[1:])
         out = func(*args, **kwargs)
         results = args[0] if name == "__setitem__" else out
@@ -165,22 +165,23 @@ class ResidualStream:
     """
 
     def __init__(
-        self, model: nn.Module, notes: ResidualOpRecorder, logits: Tensor, ran: Mapping[str, BlockCall]
+        self, model: nn.Module, recorder: ResidualOpRecorder, logits: Tensor, ran: Mapping[str, BlockCall]
     ) -> None:
-        self.logits, self.ran = logits, ran  # by path, in order of completion
-        self._notes = notes
+        self.logits = logits
+        self.ran = ran  # by path, in order of completion
+        self._recorder = recorder
         self._parameters = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
-        way = list(self._walk(None))
-        passed = {id(leaf[1]) for leaf, is_end, on_stream in way if on_stream and not is_end}
+        visits = list(self._walk(None))
+        on_stream_ids = {id(leaf[1]) for leaf, is_end, on_stream in visits if on_stream and not is_end}
         # Some norms compute in float32 regardless of the model's dtype.
-        self.rounding = max(torch.finfo(leaf[1].dtype).eps for leaf, *_ in way if _is_float(leaf[1]))
-        holds = {path: any(True for _ in model.get_submodule(path).children()) for path in ran}
-        blocks = [path for path, call in ran.items() if holds[path] and id(first_tensor(call.output)) in passed]
+        self.rounding = max(torch.finfo(leaf[1].dtype).eps for leaf, *_ in visits if _is_float(leaf[1]))
+        calls = {path: call for path, call in ran.items() if any(True for _ in model.get_submodule(path).children())}
+        blocks = [path for path, call in calls.items() if id(first_tensor(call.output)) in on_stream_ids]
         if not blocks:  # the head is not linear: take the list that ran last and preserves shapes
-            alike = [path for path, call in ran.items() if holds[path] and call.keeps_shape]
-            blocks = [path for path in alike if path.rpartition(".")[0] == alike[-1].rpartition(".")[0]]
+            candidates = [path for path, call in calls.items() if call.keeps_shape]
+            blocks = [path for path in candidates if path.rpartition(".")[0] == candidates[-1].rpartition(".")[0]]
         self.blocks = [path for path in blocks if not any(path.startswith(f"{other}.") for other in blocks)]
-        ends = [leaf[0] for leaf, is_end, _ in reversed(way) if is_end]
+        ends = [leaf[0] for leaf, is_end, _ in reversed(visits) if is_end]
         modules = dict(model.named_modules())
         within = tuple(f"{block}." for block in self.blocks)
         self.contributors = [path for path in dict.fromkeys(ends) if path in modules and path.startswith(within)]
@@ -194,7 +195,7 @@ class ResidualStream:
 
         The order is the reverse order of computation, so that each tensor is visited once with its complete gradient.
         """
-        steps, names = self._notes.steps, self._notes.names
+        steps, names = self._recorder.steps, self._recorder.names
         pending: dict[int, tuple[Tensor, Any, str, bool]] = {}
         queue: list[tuple[int, int]] = []
 
@@ -225,7 +226,7 @@ class ResidualStream:
         """Return the tensors in which an operation is linear, with its factors fixed; None if it is not linear."""
         name = step.name
         args = step.args
-        steps = self._notes.steps
+        steps = self._recorder.steps
         if _CAST.fullmatch(name):
             return [args[0]]
         if _SUM.fullmatch(name) or _MOVE.fullmatch(name):
@@ -242,7 +243,7 @@ class ResidualStream:
 
     def _scales(self, b: object, a: Tensor) -> bool:
         """Return whether b is a factor of a: a constant, or one number for all features (the divisor of a norm)."""
-        if not isinstance(b, Tensor) or b not in self._notes.steps:
+        if not isinstance(b, Tensor) or b not in self._recorder.steps:
             return True
         return b.dim() == 0 or b.shape[-1] == 1 < a.shape[-1]
 
@@ -250,7 +251,7 @@ class ResidualStream:
 def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     """Run the model once and record its operations."""
     check_model(model)
-    notes = ResidualOpRecorder(input_tensors(args))
+    recorder = ResidualOpRecorder(input_tensors(args))
     ran: dict[str, BlockCall] = {}
     input_values: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
@@ -259,24 +260,24 @@ def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
 
     def enter(path: str, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         if path:
-            notes.running.append(path)
+            recorder.running.append(path)
         if path in in_list:
             input_values[path] = _copy(first_tensor((*args, *kwargs.values())))
 
     def leave(path: str, module: nn.Module, output: object) -> None:
         if not path:
             return
-        notes.running.pop()
+        recorder.running.pop()
         for x in tree_flatten(output)[0]:
-            if isinstance(x, Tensor) and f"{notes.names.get(x, path)}.".startswith(f"{path}."):
-                notes.names[x] = path
+            if isinstance(x, Tensor) and f"{recorder.names.get(x, path)}.".startswith(f"{path}."):
+                recorder.names[x] = path
         if path in in_list:
             ran.pop(path, None)  # keep the last call
-            ran[path] = BlockCall(input_values[path], output, _copy(first_tensor(output)), next(notes.count))
+            ran[path] = BlockCall(input_values[path], output, _copy(first_tensor(output)), next(recorder.count))
 
-    with observing_modules(model, enter, leave), notes:
+    with observing_modules(model, enter, leave), recorder:
         logits = run_logits(model, args)
-    return ResidualStream(model, notes, logits, ran)
+    return ResidualStream(model, recorder, logits, ran)
 
 
 def _gradients(step: ResidualOp, sources: list[Tensor], g: Tensor) -> list[Tensor]:

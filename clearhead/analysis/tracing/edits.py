@@ -61,7 +61,8 @@ class Intervention(ABC):
         places = [(context.past or 0) + row for row in rows]
         index: Any = (..., row_index, slice(None)) if x.dim() > 2 or self.heads is not None else (...,)
         if self.heads is not None:
-            head_index = torch.tensor(resolve_indices(self.heads, x.shape[-3], "head"), device=x.device)
+            heads = resolve_indices(self.heads, x.shape[-3], "head")
+            head_index = torch.tensor(heads, dtype=torch.long, device=x.device)
             index = (..., head_index[:, None], row_index, slice(None))
         part = x[index]
         replacement = self.replacement(part, path, places).to(x)

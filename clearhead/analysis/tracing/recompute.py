@@ -164,7 +164,7 @@ def resolve_indices(choice: Indices, size: int, name: str) -> list[int]:
         if isinstance(i, bool) or not isinstance(i, int):
             raise DtypeError(f"{name} is {choice!r}; expected an integer, several, a slice, or None for all")
         if not -size <= i < size:
-            raise ShapeError(f"{name} {i} was asked for; this layer has {size}: 0 … {size - 1}")
+            raise ShapeError(f"{name} {i} is out of range; there are {size}: 0 … {size - 1}")
     return [i % size for i in values]
 
 

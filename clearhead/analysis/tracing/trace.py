@@ -322,7 +322,7 @@ class Trace:
         records = runs[path]
         if not -len(records) <= run < len(records):
             n = len(records)
-            raise ShapeError(f"run {run} was asked for; {path or 'the model'} has {n}: 0 … {n - 1}")
+            raise ShapeError(f"run {run} is out of range; {path or 'the model'} has {n}: 0 … {n - 1}")
         return records[run]
 
     def _select(

@@ -7,9 +7,9 @@ A value is a string or a number. A figure is anything with `svg()` and `text(wid
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, SupportsFloat, runtime_checkable
 
 # A number as text, such as −0.5, 12,345, 46.9 % or 2·10⁻⁹.
 _NUMBER = re.compile(r"[−-]?\d[\d,]*(\.\d+)?(·10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?( %)?")
@@ -93,8 +93,17 @@ def format_scientific(value: float, digits: int = 2) -> str:
     if 0.1 <= abs(value) < 10:
         return f"{value:.{digits}f}".replace("-", "−")
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-    power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{mantissa}·10{power}".replace("-", "−")
+    return f"{mantissa}·10{_superscript(int(exponent))}".replace("-", "−")
+
+
+def format_vector(values: Iterable[SupportsFloat], form: str = "g") -> str:
+    """Return a vector as text, without negative zeros.
+
+    Example:
+        >>> format_vector([1.0, -0.0, -2.5]), format_vector([0.5], ".4f")
+        ('(1, 0, −2.5)', '(0.5000)')
+    """
+    return "(" + ", ".join(format(float(value) + 0.0, form) for value in values).replace("-", "−") + ")"
 
 
 def format_value(value: str | int | float) -> str:

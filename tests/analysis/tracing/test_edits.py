@@ -67,6 +67,14 @@ def test_zero_ablation_of_heads_and_positions_equals_hook():
     assert (logits - traced(model, ids)[0]).abs().max() > 1e-6
 
 
+def test_zero_ablation_of_no_head_changes_nothing():
+    model, ids = decoder(), torch.randint(0, 31, (2, 5))
+    plain = model(ids)
+    with analysis.trace(model, "output") as t:
+        t.intervene(LAYER, analysis.ZeroAblation(heads=[]))
+        assert torch.equal(model(ids), plain)
+
+
 def test_zero_ablation_of_all_heads_returns_output_bias():
     model, ids = decoder(), torch.randint(31, (3, 7))
     layer = model.blocks[1].attention

@@ -43,7 +43,7 @@ def test_trace_without_number_of_runs_to_keep_raises(runs):
 
 
 @pytest.mark.bad_input
-def test_trace_of_pattern_that_is_no_text_raises():
+def test_trace_of_pattern_of_another_type_raises():
     with pytest.raises(DtypeError, match="got a int as a pattern"):
         analysis.trace(decoder(), 7)
 
@@ -78,10 +78,10 @@ def test_reading_an_empty_trace_raises(read, error, message):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"heads": 6}, ShapeError, "head 6 was asked for; this layer has 6: 0 … 5"),
+        ({"heads": 6}, ShapeError, "head 6 is out of range; there are 6: 0 … 5"),
         ({"rows": [0.5]}, DtypeError, "expected an integer, several, a slice, or None"),
         ({"heads": 0.5}, DtypeError, "expected an integer, several, a slice, or None"),
-        ({"run": 1}, ShapeError, r"run 1 was asked for; blocks\.0\.attention has 1: 0 … 0"),
+        ({"run": 1}, ShapeError, r"run 1 is out of range; blocks\.0\.attention has 1: 0 … 0"),
     ],
     ids=str,
 )

@@ -90,6 +90,8 @@ class TestMeasures:
             rollout([softmax(2, 5, 5)], residual=1.0)
         with pytest.raises(ShapeError, match=r"expected both \(H, S\)"):
             value_weighted_norms(torch.ones(2, 3), torch.ones(3, 2))
+        with pytest.raises(ConfigError, match="top is -1; expected a whole number of at least 0"):
+            value_weighted_norms(torch.ones(2, 3), torch.ones(2, 3), top=-1)
         with pytest.raises(ShapeError, match="H a multiple of K"):
             value_norms(torch.ones(4, 5, 3), torch.ones(7, 18))
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from clearhead.course.answers.computed import ceng403_answered as answered
-from clearhead.course.answers.computed import csci2572_homework as homework
+from clearhead.course.answers.computed.csci2572_homework import attention, self_attention, transformer, vision
 
 
 def cell(table, row, column):
@@ -33,32 +33,32 @@ def scientific(text):
 
 def test_example_output_equals_loops():
     expected = []
-    for query in homework.QUERIES.T.tolist():
-        scores = [sum(k * q for k, q in zip(key, query, strict=True)) for key in homework.KEYS.T.tolist()]
+    for query in attention.QUERIES.T.tolist():
+        scores = [sum(k * q for k, q in zip(key, query, strict=True)) for key in attention.KEYS.T.tolist()]
         total = sum(map(math.exp, scores))
         weights = [math.exp(score) / total for score in scores]
-        expected.append([sum(a * v for a, v in zip(weights, row, strict=True)) for row in homework.VALUES.tolist()])
-    columns = zip(*(row.split(", ") for row in homework.example_output().split("; ")), strict=True)
+        expected.append([sum(a * v for a, v in zip(weights, row, strict=True)) for row in attention.VALUES.tolist()])
+    columns = zip(*(row.split(", ") for row in attention.example_output().split("; ")), strict=True)
     for column, reference in zip(columns, expected, strict=True):
         assert [float(x) for x in column] == pytest.approx(reference, abs=5e-4)
 
 
 def test_beta_for_weight_reaches_wanted_weight():
-    table = homework.beta_for_weight()
+    table = attention.beta_for_weight()
     for target, beta, _ in table.cells:
         assert 1 / (1 + 4 * math.exp(-float(beta))) == pytest.approx(float(target), abs=2e-3)
 
 
 def test_weights_by_beta_at_zero_are_uniform():
-    assert homework.weights_by_beta().cells[0][1:4] == ["0.3333"] * 3
+    assert attention.weights_by_beta().cells[0][1:4] == ["0.3333"] * 3
 
 
 def test_uniformity_by_beta_bounds_contain_weights():
-    for _, smallest, largest, low, high in homework.uniformity_by_beta().cells:
+    for _, smallest, largest, low, high in attention.uniformity_by_beta().cells:
         assert float(low) <= float(smallest) <= float(largest) <= float(high)
 
 
-@pytest.mark.parametrize("table", [homework.perturbed_key, homework.perturbed_query])
+@pytest.mark.parametrize("table", [attention.perturbed_key, attention.perturbed_query])
 def test_perturbation_first_order_prediction_is_close(table):
     """The prediction is much closer to the output after the step than the output before the step is."""
     result = table()
@@ -70,12 +70,12 @@ def test_perturbation_first_order_prediction_is_close(table):
 
 
 def test_perturbed_query_leaves_other_output():
-    table = homework.perturbed_query()
+    table = attention.perturbed_query()
     assert cell(table, "h_2", "before") == cell(table, "h_2", "after")
 
 
 def test_scaled_key_moves_weight_by_sign_of_score():
-    weights = {row[0]: [float(x) for x in row[1:]] for row in homework.scaled_key().cells}
+    weights = {row[0]: [float(x) for x in row[1:]] for row in attention.scaled_key().cells}
     assert weights["2"] == sorted(weights["2"])
     assert weights["−1"] == sorted(weights["−1"], reverse=True)
     assert len(set(weights["0"])) == 1
@@ -85,17 +85,17 @@ def test_convolution_by_heads_equals_conv1d():
     x = torch.randn(9, 4, dtype=torch.float64)
     matrices = torch.randn(3, 4, 3, dtype=torch.float64)
     expected = nn.functional.conv1d(x.T[None], matrices.permute(2, 1, 0), padding=1)[0].T
-    assert torch.allclose(homework._convolve(x, list(matrices)), expected)
-    assert scientific(homework.convolution_by_heads()) < 1e-12
+    assert torch.allclose(self_attention._convolve(x, list(matrices)), expected)
+    assert scientific(self_attention.convolution_by_heads()) < 1e-12
 
 
 def test_convolution_by_bias_equals_kernel_inside_and_is_rescaled_at_end():
-    assert scientific(homework.convolution_by_bias()) < 1e-12
-    assert homework.convolution_by_bias_at_end() == "0.6667, 0.3333"
+    assert scientific(self_attention.convolution_by_bias()) < 1e-12
+    assert self_attention.convolution_by_bias_at_end() == "0.6667, 0.3333"
 
 
 def test_sharpness_of_permutation_equals_formula():
-    for factor, four, many in homework.sharpness_of_permutation().cells:
+    for factor, four, many in self_attention.sharpness_of_permutation().cells:
         for n, text in ((4, four), (64, many)):
             assert scientific(text) == pytest.approx((n - 1) / (n - 1 + math.exp(float(factor))), rel=0.05)
 
@@ -108,12 +108,12 @@ def test_layer_costs_equal_flop_counter():
     with FlopCounterMode(display=False) as counter:
         q, k, v = x @ weights, x @ weights, x @ weights
         ((q @ k.mT) @ v) @ weights
-    row = homework.layer_costs().rows[0]
+    row = transformer.layer_costs().rows[0]
     assert counter.get_total_flops() == 2 * (row[2] + row[3])
 
 
 def test_common_word_starts_equal_and_moves_apart():
-    table = homework.similarity_by_layer()
+    table = transformer.similarity_by_layer()
     similarities = [float(value) for value in table.cells[0][1:]]
     assert similarities[0] == 1.0
     assert similarities == sorted(similarities, reverse=True)
@@ -121,36 +121,36 @@ def test_common_word_starts_equal_and_moves_apart():
 
 
 def test_feed_forward_parameters_equal_formula():
-    rows = {row[0]: row[1] for row in homework.feed_forward_parameters().rows}
+    rows = {row[0]: row[1] for row in transformer.feed_forward_parameters().rows}
     assert rows["feed-forward network"] == 512 * 2048 + 2048 + 2048 * 512 + 512
     assert rows["multi-head attention"] == 4 * (512 * 512 + 512)
 
 
 def test_bottleneck_ranks_are_bounded_by_middle():
-    assert [row[1] for row in homework.bottleneck_ranks().rows] == [128, 512, 512]
+    assert [row[1] for row in transformer.bottleneck_ranks().rows] == [128, 512, 512]
 
 
 def test_gradients_through_depth_vanish_without_skip_only():
-    rows = {row[0]: row[1] for row in homework.gradients_through_depth().cells}
+    rows = {row[0]: row[1] for row in transformer.gradients_through_depth().cells}
     assert scientific(rows["F(x)"]) < 1e-12
     assert 0.5 < scientific(rows["x + F(x)"]) < 2
 
 
 def test_rank_collapse_needs_attention_alone():
-    rows = homework.rank_collapse().cells
+    rows = transformer.rank_collapse().cells
     assert scientific(rows[-1][1]) < 1e-9
     assert scientific(rows[-1][2]) > 0.5
 
 
 def test_heads_and_filters_equal_formulas():
-    for count, attention, convolution in homework.heads_and_filters().rows:
-        assert attention == 4 * 512**2
-        assert convolution == count * 64 * 9
+    for count, of_heads, of_filters in self_attention.heads_and_filters().rows:
+        assert of_heads == 4 * 512**2
+        assert of_filters == count * 64 * 9
 
 
 def test_few_data_equals_stored_study():
     document = json.loads((resources.files("clearhead.course.claims") / "results" / "vit-against-cnn.json").read_text())
-    for n, *cells, _ in homework.few_data().rows:
+    for n, *cells, _ in vision.few_data().rows:
         for network, text in zip(("vit", "cnn"), cells, strict=True):
             accuracies = [
                 row["validation"]
@@ -161,20 +161,22 @@ def test_few_data_equals_stored_study():
 
 
 def test_masks_of_streams_show_past_and_one_ahead():
-    past, ahead = (figure().text().splitlines() for figure in (homework.streaming_mask, homework.lookahead_mask))
+    past, ahead = (
+        figure().text().splitlines() for figure in (self_attention.streaming_mask, self_attention.lookahead_mask)
+    )
     assert past[-1].split()[1:] == ["·"] * 6 + ["■"] * 4
     assert ahead[-2].split()[1:] == ["·"] * 5 + ["■"] * 5
 
 
 def test_norm_of_positions_normalizes_each_position():
-    assert len(set(homework.norm_of_positions().split("; "))) == 1
+    assert len(set(transformer.norm_of_positions().split("; "))) == 1
 
 
 def test_classified_seven_is_a_seven():
-    table = homework.classified_seven()
+    table = vision.classified_seven()
     probabilities = {name: float(probability) for name, _, probability in table.cells}
     assert max(probabilities, key=probabilities.__getitem__) == "7"
-    assert homework.sum_of_probabilities() == "1.0000"
+    assert vision.sum_of_probabilities() == "1.0000"
 
 
 def test_base_model_sizes_equal_vision_transformer():
@@ -193,7 +195,7 @@ def test_base_model_sizes_equal_vision_transformer():
     )
     with torch.device("meta"):
         model = config.build()
-    sizes = {row[0]: row[2].replace(",", "") for row in homework.base_model_sizes().cells}
+    sizes = {row[0]: row[2].replace(",", "") for row in vision.base_model_sizes().cells}
     assert int(sizes["embedded patches"]) == sum(p.numel() for p in model.embedding.parameters())
     assert int(sizes["plus positions"]) == sum(p.numel() for p in model.positions.parameters())
     assert int(sizes["logits of the linear head"]) == sum(p.numel() for p in model.head.parameters())

@@ -234,10 +234,10 @@ def _inverted(harness: Harness) -> bool:
     if harness.spec.mask is None:
         return False
     allowed = _visible_pairs(harness.spec.mask, T)
-    compared = ~torch.eye(T, dtype=torch.bool)
-    compared[:, -1] = False
+    pairs = ~torch.eye(T, dtype=torch.bool)
+    pairs[:, -1] = False
     masks = [hidden for hidden in harness.observations.hidden if hidden.shape == allowed.shape]
-    return bool(masks) and all([torch.equal(hidden & compared, allowed & compared) for hidden in masks])
+    return bool(masks) and all([torch.equal(hidden & pairs, allowed & pairs) for hidden in masks])
 
 
 def _norms_over_time(harness: Harness) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.attention import HardMax
-from clearhead.course.answers.content import AnswerTable
+from clearhead.course.answers.content import AnswerTable, format_vector
 from clearhead.course.claims import convnet, dedup_decoder, exact
 from clearhead.course.claims.numerics import n_parameters, saved_tensors
 from clearhead.course.claims.training import PATIENCE, iterations_until
@@ -50,12 +50,12 @@ _WEIGHTS, _FEATURES, _LAMBDA = (0.3, -1.5, 0.2), (1.0, 0.5, 2.0), 0.7
 
 def penalty_weights() -> str:
     """Return the weights of the example."""
-    return _vector(_WEIGHTS)
+    return format_vector(_WEIGHTS)
 
 
 def penalty_features() -> str:
     """Return the features of the example; the largest is not where the largest weight is."""
-    return _vector(_FEATURES)
+    return format_vector(_FEATURES)
 
 
 def penalty_lambda() -> float:
@@ -79,13 +79,8 @@ def penalty_options() -> AnswerTable:
         "third: λ e_k, k from |w|": _LAMBDA * largest_weight,
         "fourth: λ e_k, k from |x|": _LAMBDA * largest_feature,
     }
-    rows = [[name, _vector(g.tolist()), "yes" if torch.allclose(g, w.grad) else "no"] for name, g in gradients.items()]
+    rows = [[name, format_vector(g), "yes" if torch.allclose(g, w.grad) else "no"] for name, g in gradients.items()]
     return AnswerTable(["gradient of the penalty", "value", "equal"], rows)
-
-
-def _vector(values: tuple[float, ...] | list[float]) -> str:
-    """Return a vector as text, without negative zeros."""
-    return "(" + ", ".join(f"{value + 0.0:g}" for value in values).replace("-", "−") + ")"
 
 
 # ---------------------------------------------------------------------- Part 1, Q4
@@ -143,7 +138,7 @@ def activation_slopes() -> AnswerTable:
     """Return the slopes of three activations at several inputs."""
     x = torch.tensor([-10.0, -5.0, -2.0, 0.5, 2.0, 5.0, 10.0], dtype=torch.float64, requires_grad=True)
     slopes = [torch.autograd.grad(f(x).sum(), x)[0].tolist() for f in (torch.sigmoid, torch.tanh, torch.relu)]
-    rows = [[_vector([place])[1:-1], a, b, c] for place, a, b, c in zip(x.tolist(), *slopes, strict=True)]
+    rows = [[format_vector([place])[1:-1], a, b, c] for place, a, b, c in zip(x.tolist(), *slopes, strict=True)]
     return AnswerTable(["x", "slope of the sigmoid", "slope of tanh", "slope of ReLU"], rows)
 
 
@@ -175,8 +170,8 @@ def pooling_patches() -> AnswerTable:
             x = torch.tensor([[patch]], requires_grad=True)
             y = pool(x)
             gradient = torch.autograd.grad(y.sum(), x)[0].flatten().tolist()
-            outputs += [f"{y.item():g}".replace("-", "−"), _vector(gradient)]
-        rows.append([_vector(patch), *outputs])
+            outputs += [f"{y.item():g}".replace("-", "−"), format_vector(gradient)]
+        rows.append([format_vector(patch), *outputs])
     return AnswerTable(["patch", "maximum", "its gradient", "mean", "its gradient"], rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from clearhead.course.answers.content import AnswerFigure, AnswerTable
+from clearhead.course.answers.content import AnswerFigure, AnswerTable, format_vector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +129,7 @@ def angle_1() -> str:
 
 def encoding_3() -> str:
     """Return the first four entries of the encoding of position 3."""
-    return "(" + ", ".join(f"{x:.4f}".replace("-", "−") for x in _encoding()[3, :4].tolist()) + ")"
+    return format_vector(_encoding()[3, :4], ".4f")
 
 
 def sine_of_3_degrees() -> str:
