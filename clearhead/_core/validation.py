@@ -243,7 +243,7 @@ def short_repr(value: object, max_chars: int = 60) -> str:
 
 def did_you_mean(name: object, candidates: Iterable[str], fallback: str | None = None) -> str:
     """Return "did you mean …?" with the closest candidate; if none is close, `fallback` or all candidates."""
-    names = [word for word in candidates if word]
+    names = [word for word in dict.fromkeys(candidates) if word]
     close = difflib.get_close_matches(str(name)[:80], names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as in shells
@@ -20,6 +21,8 @@ def main() -> None:
         run()
     except KeyboardInterrupt:  # while modules are imported
         sys.exit(INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python exits would print a traceback
 
 
 __all__ = ["main"]

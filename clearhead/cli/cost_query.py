@@ -45,47 +45,21 @@ class CostQuery:
 
     def predict(self) -> Cost:
         """Return the predicted cost."""
-        return predict_cost(
-            self.subject,
-            tokens=self.tokens,
-            batch=self.batch,
-            dtype=self.dtype,
-            training=self.training,
-            mask=self.mask,
-            impl=self.impl,
-            device=self.device,
-            activation_checkpointing=self.activation_checkpointing,
-        )
+        return predict_cost(self.subject, **self._options())
 
     def measure(self) -> MeasuredCost:
         """Run the module on this machine and return the measured cost."""
         from clearhead.analysis.cost.measure import measure
 
-        return measure(
-            self.subject,
-            tokens=self.tokens,
-            batch=self.batch,
-            dtype=self.dtype,
-            training=self.training,
-            mask=self.mask,
-            impl=self.impl,
-            device=self.device,
-        )
+        return measure(self.subject, **self._options())
 
     def largest_fit(self, memory_limit: int) -> MemoryFit:
         """Return the largest batch and length within a memory limit in bytes."""
-        return largest_fit(
-            self.subject,
-            memory_limit,
-            tokens=self.tokens,
-            batch=self.batch,
-            dtype=self.dtype,
-            training=self.training,
-            mask=self.mask,
-            impl=self.impl,
-            device=self.device,
-            activation_checkpointing=self.activation_checkpointing,
-        )
+        return largest_fit(self.subject, memory_limit, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """Return how the module runs, as keyword arguments."""
+        return {name: value for name, value in vars(self).items() if name != "subject"}
 
 
 def resolve_model(model: str | None, layer: LayerSizes) -> CostSubject:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from clearhead import hub
 from clearhead.cli.app import app
-from clearhead.cli.options import Device, Dtype, ModelOption, argument, load_kwargs, option
+from clearhead.cli.options import Device, Dtype, ModelOption, argument, check_beam, load_kwargs, option
 from clearhead.cli.output import console, print_line, show_picture, use_color
 from clearhead.errors import DataError
 
@@ -48,6 +48,7 @@ def listen(
 
     from clearhead.data.audio import AudioStream
 
+    check_beam(beam)
     torch.set_num_threads(1)  # chunks are small, and the real-time factor is that of one core
     trained = hub.pipeline(model, **load_kwargs(device, dtype))
     source: Any = getattr(sys.stdin, "buffer", None) if sound == "-" else sound
@@ -73,7 +74,7 @@ def listen(
         name = ("standard input" if sound == "-" else Path(sound).name) + ", its first minute" * (
             printer.seconds > _MAX_ATTENTION_SECONDS
         )
-        _show_attention(trained, torch.cat(printer.chunks), name, html, drawn=attention and not json)
+        _show_attention(trained, torch.cat(printer.chunks), name, html, drawn=attention, json=json)
 
 
 @dataclasses.dataclass
@@ -125,7 +126,9 @@ class _StreamPrinter:
             print_line(line, style="dim")
 
 
-def _show_attention(trained: hub.Pipeline, samples: Tensor, name: str, html: Path | None, *, drawn: bool) -> None:
+def _show_attention(
+    trained: hub.Pipeline, samples: Tensor, name: str, html: Path | None, *, drawn: bool, json: bool
+) -> None:
     from clearhead.analysis import save_page
     from clearhead.analysis.reports import report_for_audio
     from clearhead.analysis.views import terminal
@@ -134,7 +137,9 @@ def _show_attention(trained: hub.Pipeline, samples: Tensor, name: str, html: Pat
     album = report_for_audio(trained, samples, name=name)
     if html is not None:
         save_page(album, html)
-    if drawn and album.image is not None:
+        if not json:
+            print_line(f"written to {html}")
+    if drawn and not json and album.image is not None:
         picture = album.default_map
         rows = [n for n, label in enumerate(picture.rows) if label.count(" ") > 1]
         weights = picture.weights()[rows]

@@ -122,7 +122,7 @@ def resolve_device(name: str | None) -> str:
     return name or best
 
 
-_MAX_BEAM = 1000  # a larger one would use up the memory: each hypothesis has a KV cache
+_MAX_BEAM = 1000  # a larger one would use up the memory or never end: every hypothesis has a KV cache
 
 BeamWidth = Annotated[int | None, option("Beam width; 1 = greedy. Default 5 (1 for `evaluate`).", "--beam")]
 Penalty = Annotated[
@@ -137,10 +137,15 @@ def decoding_strategy(beam: int | None, length_penalty: float | None, default: S
 
     if beam is None:
         beam = default.width if isinstance(default, BeamSearch) else 1
-    if not 1 <= beam <= _MAX_BEAM:
-        raise ConfigError(f"--beam is {beam}; expected 1 to {_MAX_BEAM} (1 is greedy)")
+    check_beam(beam)
     if beam == 1:
         return Greedy()
     strategy = default if isinstance(default, BeamSearch) else DEFAULT_STRATEGY
     penalty = strategy.length_penalty if length_penalty is None else length_penalty
     return dataclasses.replace(strategy, width=beam, length_penalty=penalty)
+
+
+def check_beam(beam: int) -> None:
+    """Raise `ConfigError` unless a beam width is positive and practicable."""
+    if not 1 <= beam <= _MAX_BEAM:
+        raise ConfigError(f"--beam is {beam}; expected 1 to {_MAX_BEAM} (1 is greedy)")

@@ -475,6 +475,7 @@ def test_interruption_while_commands_are_imported_exits_with_status_130(monkeypa
         main()
     assert ending.value.code == 130
     assert capsys.readouterr() == ("", "")
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # a second Ctrl-C ends the process at once
 
 
 def test_demo_draws_a_mask_and_translates(cli):

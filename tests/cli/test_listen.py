@@ -109,7 +109,8 @@ def test_listen_attention_draws_the_sound_and_the_map(cli, tiny, tmp_path):
     ran = cli("listen", PI, "--model", tiny, "--attention", "--html", page)
     assert ran.code == 0, ran.err
     expected = recognize(tiny, read_audio(PI).samples)
-    _, drawing, footer = ran.out.split("\n\n")
+    digits, drawing, footer = ran.out.split("\n\n")
+    assert digits.splitlines()[-1] == f"written to {page}"
     assert len(drawing.splitlines()) == 12 + len(expected)
     assert [line.strip()[0] for line in drawing.splitlines()[12:]] == expected
     assert footer.startswith("Self-attention, layer 1, mean of 2 heads")
@@ -136,7 +137,8 @@ def test_invalid_audio_is_a_one_line_error(cli, tiny, tmp_path, monkeypatch):
     for arguments, message in [
         ((words,), "cannot be read as audio"),
         ((tmp_path / "nothing.wav",), "cannot be read: No such file"),
-        ((PI, "--beam", 0), "beam is 0"),
+        ((PI, "--beam", 0), "--beam is 0; expected 1 to 1000"),
+        ((PI, "--beam", 1_000_000), "--beam is 1000000; expected 1 to 1000"),
         ((PI, "--model", "sort-dedup"), "sort-dedup was trained for sort-dedup, and this needs a model for speech"),
     ]:
         ran = cli("listen", "--model", tiny, *arguments)

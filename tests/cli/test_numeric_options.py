@@ -47,6 +47,6 @@ def test_integer_options_reject_integers_beyond_64_bits(cli, monkeypatch):
 
 
 def test_sizes_beyond_the_memory_are_a_one_line_error(cli):
-    ran = cli("translate", "Hello", "--beam", 1 << 62)
+    ran = cli("inspect", "torch.nn:Flatten", "--input-dim", 7, "--length", 1 << 62)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == "clearhead: the requested sizes need more memory than there is; choose smaller ones\n"

@@ -88,6 +88,13 @@ def test_with_overrides_steps_and_epochs_replace_each_other():
     assert recipe("text").with_overrides({"epochs": 3}).train.steps is None
 
 
+def test_with_overrides_unknown_setting_lists_every_name_once():
+    with pytest.raises(ConfigError, match="unknown setting 'nosuch'; known: steps, epochs") as caught:
+        recipe("text").with_overrides({"nosuch": 3})
+    names = str(caught.value).partition("known: ")[2].split(", ")
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

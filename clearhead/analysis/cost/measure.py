@@ -8,6 +8,7 @@ live storages of tensors, which excludes the temporary buffers of kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.machine import Machine, dtype_name
-from clearhead.analysis.cost.op_recorder import OpRecorder
+from clearhead.analysis.cost.op_recorder import OpRecorder, checkpointing
 from clearhead.analysis.cost.predict import build_module, cost, model_builder, preset, set_impl
 from clearhead.analysis.cost.result import Cost
 from clearhead.analysis.cost.timing import on_device, one_thread, peak_of, time_of
@@ -261,6 +262,7 @@ def measure(
     mask: Mask | None = None,
     impl: str = "auto",
     device: torch.device | str = "cpu",
+    activation_checkpointing: bool = False,
     seconds: float = 0.5,
 ) -> MeasuredCost:
     """Build a model, warm it up, and measure the peak memory of one run and the duration of several.
@@ -274,6 +276,7 @@ def measure(
         mask: Mask of the attention layers.
         impl: Implementation of attention.
         device: The device.
+        activation_checkpointing: Save only the input of each block and recompute the block in backward.
         seconds: Time limit of the timing; 0 measures memory only.
 
     Returns:
@@ -287,13 +290,13 @@ def measure(
         module, model.label, tokens=tokens, batch=batch, dtype=dtype, device=device, mask=mask, inputs=model.inputs
     )
     with one_thread(device):
-        step = _step(module, inputs, training)
+        step = _step(module, inputs, training, activation_checkpointing)
         step()
         peak = _peak(step, module, inputs, device)
         return MeasuredCost(time_of(step, seconds=seconds) if seconds else 0.0, peak)
 
 
-def _step(model: nn.Module, inputs: Example, training: bool) -> Callable[[], None]:
+def _step(model: nn.Module, inputs: Example, training: bool, activation_checkpointing: bool) -> Callable[[], None]:
     """Return a function that runs one training step, or one forward pass without gradients."""
     model.train(training)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if training else None
@@ -304,7 +307,8 @@ def _step(model: nn.Module, inputs: Example, training: bool) -> Callable[[], Non
                 inputs.run(model)
             return
         optimizer.zero_grad(set_to_none=True)
-        inputs.loss(model).backward()
+        with checkpointing(model) if activation_checkpointing else nullcontext():
+            inputs.loss(model).backward()
         optimizer.step()
 
     return step

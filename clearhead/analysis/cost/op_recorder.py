@@ -286,7 +286,7 @@ def record_execution(
         stack.enter_context(recorder.tracking_modules(model))
         if recompute and training:
             in_backward = lambda: dispatch if recorder.phase == "backward" else nullcontext()  # noqa: E731
-            stack.enter_context(_checkpointing(model, in_backward))
+            stack.enter_context(checkpointing(model, in_backward))
         stack.enter_context(dispatch.observing())
         for context in (torch.set_grad_enabled(training), _readable_errors(recorder), dispatch, recorder):
             stack.enter_context(context)
@@ -336,7 +336,9 @@ def repeated_layers(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _checkpointing(model: nn.Module, recompute_context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+def checkpointing(
+    model: nn.Module, recompute_context: Callable[[], AbstractContextManager[object]] = nullcontext
+) -> Iterator[None]:
     """Checkpoint every block: only its input is saved, and it runs again in backward inside `recompute_context`."""
     blocks = list(repeated_layers(model).values())
     if not blocks:

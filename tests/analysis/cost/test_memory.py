@@ -11,6 +11,7 @@ from clearhead.analysis.cost.measure import measure
 from clearhead.analysis.cost.predict import set_impl
 from clearhead.analysis.inputs.example import example
 from clearhead.masks import causal, window
+from clearhead.models import DecoderConfig
 from clearhead.models.baselines.recurrent import LSTM
 from clearhead.nn import MultiHeadAttention
 from clearhead.nn.positions import RelativeBias
@@ -105,6 +106,16 @@ def test_peak_equals_measured_peak(name, training):
     predicted = cost(config, tokens=tokens, batch=7, training=training, device="cpu").memory.peak.value
     measured = measure(config, tokens=tokens, batch=7, training=training, seconds=0.0).peak_bytes
     assert predicted == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.measured
+def test_peak_with_activation_checkpointing_equals_measured_peak():
+    config = DecoderConfig(vocab_size=53, d_model=38, n_heads=2, n_layers=7)
+    options = {"tokens": 31, "batch": 13, "training": True, "device": "cpu"}
+    predicted = cost(config, **options, activation_checkpointing=True).memory.peak.value
+    measured = measure(config, **options, activation_checkpointing=True, seconds=0.0).peak_bytes
+    assert predicted == pytest.approx(measured, rel=0.02)
+    assert measured < 0.5 * measure(config, **options, seconds=0.0).peak_bytes
 
 
 def test_activations_of_lstm_are_a_lower_bound():
