@@ -165,6 +165,7 @@ def _comments(kind: type) -> dict[str, str]:
                 if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                     sign, words = "#", str(after.value.value)
                 if sign:
+                    words = re.sub(r"^ *type: ignore(\[[\w, -]*\])?[ #]*", "", words)  # a comment for type checkers
                     descriptions[node.target.id] = words.strip()
     return descriptions
 
@@ -184,6 +185,8 @@ class _Raw:
     """An annotation that prints as its source text."""
 
     def __init__(self, annotation: Any) -> None:
+        if isinstance(annotation, typing.ForwardRef):  # of a named tuple
+            annotation = annotation.__forward_arg__
         self.text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
     def __repr__(self) -> str:
@@ -191,10 +194,12 @@ class _Raw:
 
 
 def _default_text(value: Any) -> str:
-    """Return a default as Python: functions by their names, lambdas and objects without a text as an ellipsis."""
+    """Return a default as Python: functions by their names, long values and objects without a text as an ellipsis."""
     if inspect.isfunction(value) and value.__name__.isidentifier():
         return value.__name__
-    return re.sub(r"<[\w.<> ]+ at 0x[0-9a-f]+>", "...", repr(value))
+    text = re.sub(r"<[\w.<> ]+ at 0x[0-9a-f]+>", "...", repr(value))
+    constructor = re.match(r"\w+(?=\()", text)
+    return text if len(text) <= 100 else f"{constructor[0]}(...)" if constructor else "..."
 
 
 def signature(name: str, value: Any) -> str:
@@ -290,7 +295,7 @@ def anchor(package: str, name: str, value: Any) -> str:
 
 def _summary(value: Any) -> str:
     """Return the first sentence of the docstring of a public name; constants have none."""
-    if not (inspect.isclass(value) or inspect.isfunction(value)):
+    if not (inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value))):
         return ""
     return prose(" ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()))
 
@@ -299,12 +304,17 @@ def _entry(package: str, name: str, value: Any) -> Iterator[str]:
     yield f"({anchor(package, name, value)})=\n## `{name}`"
     if not callable(value) or typing.get_origin(value) is not None or type(value).__name__ == "UnionType":
         example = list(value) if isinstance(value, dict | tuple) else value
+        if isinstance(example, list) and all(dataclasses.is_dataclass(item) for item in example):
+            example = [item.name for item in example]
         if isinstance(value, Path) and value.is_relative_to(DOCS.parent):
             example = value.relative_to(DOCS.parent)  # the same on every machine
-        yield textwrap.fill(f"`{str(getattr(example, '__name__', example))[:600]}`".replace("clearhead.", ""), 110)
+        text = str(getattr(example, "__name__", example)).replace("clearhead.", "")
+        yield textwrap.fill(f"`{textwrap.shorten(text, 600, placeholder=' …')}`", 110)
         return
     is_class = inspect.isclass(value)
-    if is_class and issubclass(value, enum.Enum):
+    if getattr(value, "_is_protocol", False):
+        yield fence(f"class {name}(Protocol)", "python")
+    elif is_class and issubclass(value, enum.Enum):
         yield fence("\n".join(f"{name}.{member.name} = {member.value!r}" for member in value), "python")
     else:
         yield fence(signature(name, value), "python")
@@ -325,16 +335,17 @@ def _entry(package: str, name: str, value: Any) -> Iterator[str]:
 
 def _source(value: Any) -> Iterator[str]:
     """Yield a link to the definition of a class or function of the package."""
+    value = value if inspect.isclass(value) else inspect.unwrap(value)
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return
     root = DOCS.parent
-    value = inspect.unwrap(value)
     path = Path(inspect.getsourcefile(value) or "")
     if not path.is_relative_to(root / "clearhead"):
         return
     name = path.relative_to(root).as_posix()
     line = inspect.getsourcelines(value)[1]
-    yield f"Source: [{name}, line {line}]({REPOSITORY}/blob/main/{name}#L{line})"
+    text = name.replace("_", r"\_")  # __init__ would be bold
+    yield f"Source: [{text}, line {line}]({REPOSITORY}/blob/main/{name}#L{line})"
 
 
 # ---------------------------------------------------------------------- files
@@ -443,7 +454,9 @@ def _sentence(text: str | None) -> str:
 
 def _help(text: str | None) -> str:
     """Return a help text as Markdown, with options as code."""
-    return prose(re.sub(r"(?<![`\w-])(--[a-z][\w-]*)(?!`)", r"`\1`", text or ""))
+    pieces = re.split(r"(`[^`]*`)", text or "")
+    pieces[::2] = [re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", piece) for piece in pieces[::2]]
+    return prose("".join(pieces))
 
 
 def _parameter_tables(name: str, command: Any) -> Iterator[str]:
@@ -600,10 +613,11 @@ def _code(code: str) -> str:
 
 
 def _items(text: str) -> str:
-    """Return the entries of a docstring section as a Markdown list; continuation lines are indented."""
-    entries = re.split(r"\n(?=\S)", text.strip())
+    """Return the entries of a docstring section as a Markdown list; a line without a name continues an entry."""
+    name = r"\*{0,2}\w+(?: \([^)]*\))?"
+    entries = re.split(rf"\n(?={name}: )", text.strip())
     lines = [" ".join(entry.split()) for entry in entries]
-    return "\n".join("- " + re.sub(r"^(\*{0,2}\w+(?: \([^)]*\))?):", r"`\1`:", line) for line in lines)
+    return "\n".join("- " + re.sub(rf"^({name}):", r"`\1`:", line) for line in lines)
 
 
 def _is_python(code: str) -> bool:

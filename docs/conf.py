@@ -44,6 +44,8 @@ nb_execution_timeout = 300
 nb_execution_show_tb = True  # a failing cell is a warning; the build fails after all pages have run
 nb_merge_streams = True
 
+smartquotes_action = "qe"  # quotes and ellipses, but no dashes: "--seed" in a sentence is an option
+
 html_theme = "furo"
 html_title = f"clearhead {release}"
 html_static_path = ["_static"]

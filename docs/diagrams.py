@@ -319,7 +319,7 @@ def architectures() -> HTMLOutput:
     def row(x0: float, y: float, names: Sequence[str], color: str) -> None:
         for j, name in enumerate(names):
             drawing.circle(x0 + pitch * j, y, 9, color, 0.4)
-            drawing.text(x0 + pitch * j, y + 4, name, size=10)
+            drawing.text(x0 + pitch * j, y + 4, name, size=11)
 
     panels = (
         ("encoder-only", 5, 5, BLUE),
@@ -413,7 +413,7 @@ def decoder_only() -> HTMLOutput:
         drawing.box(block + x, top, 130, 30, name, color)
         edge = top + 30 if top < y else top
         drawing.arrow((block + tap, middle), (block + tap, edge))
-        drawing.circle(block + plus, middle, 8, RED, 0.5)
+        drawing.circle(block + plus, middle, 8, RED, 0.3)
         drawing.text(block + plus, middle + 4, "+")
         drawing.arrow((block + plus, edge), (block + plus, middle + (-8 if top < y else 8)))
     drawing.text(starts[1] + 49, y + height + 20, "(T, M)")

@@ -25,6 +25,7 @@ from typing import Any
 INK = "#010203"  # placeholder for the color of the page
 SIDE_WITH_VALUES = 30  # pixels of a square that shows its value
 SCALE_WIDTH = 160  # pixels
+SHORT = 13  # characters of a cell that is not wrapped
 COLORS = ("#4477aa", "#cc3e50", "#228833", "#8f7700", "#aa3377", "#1f88ad")
 POSITIVE = "var(--heat-positive, #4477aa)"
 NEGATIVE = "var(--heat-negative, #ee6677)"
@@ -104,7 +105,8 @@ def _cell(x: Any, digits: int) -> str:
     if hasattr(x, "item"):
         x = x.item()
     if isinstance(x, bool) or not isinstance(x, int | float):
-        return f"<td>{escape(str(x))}</td>"
+        short = ' class="short"' if len(str(x)) <= SHORT else ""
+        return f"<td{short}>{escape(str(x))}</td>"
     text = f"{x:,}" if isinstance(x, int) else f"{x:.2e}" if 0 < abs(x) < 10**-digits else f"{x:,.{digits}f}"
     return f'<td class="number">{text.replace("-", "−")}</td>'
 
@@ -180,7 +182,7 @@ def _squares(grid: list[list[float]], margin_left: int, margin_top: int, side: i
             box = f'x="{margin_left + j * side}" y="{margin_top + i * side}" width="{side - 1}" height="{side - 1}"'
             yield f"<rect {box} {_fill(x, top)}/>"
             if side >= SIDE_WITH_VALUES:
-                text = "−∞" if x == float("-inf") else f"{x:.{digits}f}".replace("-", "−")
+                text = "−∞" if x == float("-inf") else f"{round(x, digits) or 0.0:.{digits}f}".replace("-", "−")
                 position = f'x="{margin_left + (j + 0.5) * side}" y="{margin_top + i * side + side / 2 + 4}"'
                 yield f'<text {position} text-anchor="middle">{text}</text>'
 
@@ -205,6 +207,7 @@ def axes(width: float = 6.4, height: float = 3.2, columns: int = 1) -> Any:
         "svg.fonttype": "none",
         "svg.hashsalt": "clearhead",
         "figure.constrained_layout.use": True,
+        "figure.constrained_layout.h_pad": 0.1,  # inches; labels of minor ticks may be above the axes
     }
     mpl.rcParams.update(settings)
     return plt.subplots(1, columns, figsize=(width, height))
@@ -266,8 +269,8 @@ def results(name: str) -> Any:
 
 
 def print_wrapped(message: object) -> None:
-    """Print a message in lines that fit the page."""
-    print(textwrap.fill(str(message), 88))
+    """Print a message in lines that fit the page, without breaks at hyphens."""
+    print(textwrap.fill(str(message), 88, break_on_hyphens=False))
 
 
 def run(command: str, *, lines: int | None = None) -> None:

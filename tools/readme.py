@@ -61,10 +61,11 @@ def _engine(path: Path) -> str:
     for row in document["rows"]:
         target = f"≥ {row['target']:g}" + ("" if row["meets_target"] else " (not yet)")
         value, baseline_value = (
-            f"{row[name]:,.4g}" if row[name] < 1e4 else f"{row[name]:,.0f}" for name in ("value", "baseline_value")
+            f"{row[key]:,.4g}" if row[key] < 1e4 else f"{row[key]:,.0f}" for key in ("value", "baseline_value")
         )
         baseline = f"{row['baseline']}: {baseline_value}"
-        rows.append((row["benchmark"], f"{value} {row['unit']}", baseline, f"{row['speedup']:.2f}", target))
+        name = row["benchmark"].replace("|", "\\|")
+        rows.append((name, f"{value} {row['unit']}", baseline, f"{row['speedup']:.2f}", target))
     machine = document["machine"]
     where = f"one {machine['gpu']}" if machine["gpu"] else f"{machine['processor']}, {machine['threads']} threads"
     measured = f"Measured on {where}, torch {document['versions']['torch']}."

@@ -56,6 +56,7 @@ class Range:
 
 PositiveInt: TypeAlias = Annotated[int, Range(ge=1)]
 NonNegativeInt: TypeAlias = Annotated[int, Range(ge=0)]
+FiniteFloat: TypeAlias = Annotated[float, Range()]
 PositiveFloat: TypeAlias = Annotated[float, Range(gt=0)]
 NonNegativeFloat: TypeAlias = Annotated[float, Range(ge=0)]
 DropoutRate: TypeAlias = Annotated[float, Range(ge=0, lt=1)]

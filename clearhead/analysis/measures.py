@@ -80,8 +80,9 @@ def rollout(layers: Sequence[Float[Tensor, "_ T T"]], *, residual: float = 0.5) 
     total = identity
     for layer in layers:
         step = residual * identity + (1 - residual) * layer.mean(0)
-        # A fully masked query has a row of zeros; the row is normalized to the identity.
-        total = step / step.sum(-1, keepdim=True) @ total
+        sums = step.sum(-1, keepdim=True)
+        # A fully masked query has a row of zeros, so only the residual connection remains.
+        total = torch.where(sums > 0, step / sums, identity) @ total
     return total
 
 

@@ -37,6 +37,8 @@ _IMPLEMENTATIONS: dict[str, Implementation] = {
     implementation.name: implementation for implementation in (SPARSE, SDPA, REFERENCE)
 }
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FULL = Full()
 _SCALED_DOT = ScaledDot()
 _SOFTMAX = Softmax()
 _DEVICES = ("cpu", "cuda", "hpu", "ipu", "mps", "mtia", "xla", "xpu")
@@ -164,7 +166,7 @@ def choose(inputs: AttentionInputs, impl: str = "auto") -> Execution:
             execution = implementation.propose(inputs)
             if execution is not None:
                 return execution
-    if impl not in _IMPLEMENTATIONS:
+    if impl not in tuple(_IMPLEMENTATIONS):
         names = ", ".join(f'"{name}"' for name in ("auto", *_IMPLEMENTATIONS))
         raise ImplementationError(f'impl="{impl}" is unknown; choose one of {names}')
     reason = _IMPLEMENTATIONS[impl].unsupported_reason(inputs)
@@ -195,12 +197,12 @@ def lower_bias(
         return None, None
     T, S = q.shape[-2], k.shape[-2]
     if not isinstance(bias, Bias):
-        _check_bias(bias, (*q.shape[:-1], S))
+        _check_bias(bias, (*q.shape[:-1], S), q.device)
         return _to_float32(bias, q.dtype), None
     check_heads(bias, q.shape[-3])
     for term in bias.terms:
         if isinstance(term, TensorBias):
-            _check_bias(term.tensor, (*q.shape[:-1], S))
+            _check_bias(term.tensor, (*q.shape[:-1], S), q.device)
         elif query_offset is None and T != S:
             raise MaskError(
                 f"the bias {short_text(term)} depends on query positions, and T={T} queries with S={S} keys do not "
@@ -229,7 +231,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _resolve_mask(mask: Mask | None, query_offset: int | None, q: Tensor, k: Tensor) -> tuple[Mask | None, int]:
     """Return the mask (None if it allows all pairs) and the position of the first query."""
     if mask is None or isinstance(mask, Full):
-        return None, 0 if query_offset is None else query_offset
+        return None, 0 if query_offset is None else _FULL.check(q.shape[-2], k.shape[-2], query_offset)
     if not isinstance(mask, Mask):
         mask = as_mask(mask)  # raises
     position = mask.check(q.shape[-2], k.shape[-2], query_offset)
@@ -247,17 +249,22 @@ def _check_types(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}; attend needs a floating-point tensor")
-        if not x.is_floating_point():
-            raise DtypeError(f"{name} is {x.dtype}; attend needs a floating-point tensor (embed ids before attending)")
+        if x.dtype not in _DTYPES:
+            raise DtypeError(
+                f"{name} is {x.dtype}; attend needs a floating-point tensor of 16, 32 or 64 bits (embed ids before "
+                "attending)"
+            )
         if x.dim() < 3:
             expected = "(batch, heads, length, width), with any number of batch dimensions"
             raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected {expected}")
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normalizer) -> None:
-    """Raise unless dtypes and shapes match."""
+    """Raise unless dtypes, devices and shapes match."""
     if not q.dtype == k.dtype == v.dtype:
         raise DtypeError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; convert them to one dtype")
+    if not q.device == k.device == v.device:
+        raise DtypeError(f"q, k, v are on {q.device}, {k.device}, {v.device}; move them to one device")
     if k.shape[:-1] != v.shape[:-1]:
         raise ShapeError(
             f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; expected equal sizes except for the width"
@@ -276,14 +283,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scores: Scores, normalizer: Normaliz
             f"queries have width {q.shape[-1]} and keys {k.shape[-1]}; a dot product needs equal widths "
             f"(Bilinear and Additive scores do not)"
         )
-    if not hasattr(scores, "as_dot"):
+    if isinstance(scores, type) or not hasattr(scores, "as_dot"):
         raise DtypeError(f"scores is {scores!r}; expected a score function such as ScaledDot() or Dot()")
     if isinstance(normalizer, (str, type)) or not callable(normalizer):
         raise DtypeError(f"normalizer is {normalizer!r}; expected a normalizer such as Softmax() or HardMax()")
 
 
-def _check_bias(bias: Tensor, scores_shape: Sequence[int]) -> None:
-    """Raise unless the bias is a floating-point tensor that broadcasts to the scores."""
+def _check_bias(bias: Tensor, scores_shape: Sequence[int], device: torch.device) -> None:
+    """Raise unless the bias is a floating-point tensor on this device that broadcasts to the scores."""
     if not isinstance(bias, Tensor):
         got = type(bias).__name__
         raise DtypeError(
@@ -297,6 +304,8 @@ def _check_bias(bias: Tensor, scores_shape: Sequence[int]) -> None:
         )
     if not _broadcasts(bias.shape, scores_shape):
         raise ShapeError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {tuple(scores_shape)}")
+    if bias.device != device and bias.dim():
+        raise DtypeError(f"bias is on {bias.device} and q on {device}; move them to one device")
 
 
 def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:

@@ -154,8 +154,9 @@ class AttentionInputs:
         """Return the mask as a bool tensor that broadcasts to (B, H, T, S), with one row if it is equal for all."""
         if self.mask is None:
             return None
-        rows = self.T if self.mask.depends_on_query else 1
-        return self.mask.dense(rows, self.S, query_offset=self.query_offset, device=self.q.device)
+        rows = self.T if self.mask.depends_on_query else min(self.T, 1)
+        # The last row, because a grid must contain the positions of all queries.
+        return self.mask.dense(rows, self.S, query_offset=self.query_offset + self.T - rows, device=self.q.device)
 
 
 def to_bhtd(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float
-from clearhead._core.validation import PositiveFloat, check_int
+from clearhead._core.validation import FiniteFloat, PositiveFloat, check_int
 from clearhead.config import Validated
 from clearhead.errors import ShapeError
 
@@ -66,7 +66,7 @@ class Scaled(Validated):
         scale: Factor of the dot product.
     """
 
-    scale: float
+    scale: FiniteFloat
 
     def __call__(self, q: Float[Tensor, "*B T D"], k: Float[Tensor, "*B S D"]) -> Float[Tensor, "*B T S"]:
         return (q * self.scale) @ k.mT

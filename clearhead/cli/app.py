@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from clearhead._version import __version__
+from clearhead.cli import INTERRUPTED
 from clearhead.cli.options import option
 
 app = typer.Typer(
@@ -26,8 +27,6 @@ app = typer.Typer(
     rich_markup_mode="rich" if shutil.get_terminal_size().columns >= 60 else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-INTERRUPTED = 130  # exit status after Ctrl-C, as in shells
 
 # Modules of clearhead.cli, each of which registers its commands on import. `--help` shows the commands in this order,
 # groups last.

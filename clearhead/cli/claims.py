@@ -57,7 +57,7 @@ def show(
     if svg is not None:
         if o.figure is None:
             raise ch.course.claims.ClaimError(f"the claim {id!r} has no figure; leave out --svg")
-        with writing(svg):
+        with writing(svg, (".svg",)):
             svg.write_text(o.figure.svg(), encoding="utf-8")
     if json:
         return show_json(o.to_dict())

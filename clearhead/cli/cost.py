@@ -96,7 +96,7 @@ def cost(
             prediction.to_dict(formulas=True)
         if machine is not None:
             sections.append(output.TimeSection(prediction, machine))
-        if gpus is not None or parallel is not None:
+        if (gpus, parallel, interconnect) != (None, None, None):
             sections.append(output.PerGPUSection.predict(prediction, gpus, parallel, interconnect, machine))
         if memory_limit is not None:
             advance(0, None, "finding the largest batch and length")

@@ -197,7 +197,9 @@ class PerGPUSection:
     ) -> PerGPUSection:
         """Return the section for these options."""
         if gpus is None or parallel is None:
-            raise ConfigError("--gpus and --parallel need each other; give both, such as --gpus 64 --parallel fsdp")
+            raise ConfigError(
+                "the cost per GPU needs --gpus and --parallel; give both, such as --gpus 64 --parallel fsdp"
+            )
         if interconnect is not None and machine is None:
             raise ConfigError(
                 "--interconnect needs a machine; add --device h200, or a file written with --save-machine"

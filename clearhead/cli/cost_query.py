@@ -15,7 +15,7 @@ from clearhead.analysis.cost import AttentionSizes, Cost, Machine, preset
 from clearhead.analysis.cost import cost as predict_cost
 from clearhead.analysis.cost.fit import MemoryFit, largest_fit
 from clearhead.analysis.cost.predict import ModelBuilder, Tokens, build_module, model_builder
-from clearhead.cli.module_options import import_target
+from clearhead.cli.module_options import import_target, user_code_errors
 from clearhead.cli.options import resolve_device
 from clearhead.errors import ConfigError
 from clearhead.hub import checkpoint
@@ -138,7 +138,8 @@ def _resolve_name(name: str) -> CostSubject:
 def _from_factory(name: str) -> ModelBuilder:
     """Return the builder of package.module:factory, whose result is a module or configuration, or (module, inputs)."""
     factory = import_target(name)
-    module: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else build_module(factory)
+    with user_code_errors(f"{name} could not be called without arguments"):
+        module: Any = factory if isinstance(factory, nn.Module) or not callable(factory) else build_module(factory)
     inputs = None
     if isinstance(module, tuple) and len(module) == 2:
         module, inputs = module

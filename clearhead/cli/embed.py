@@ -35,8 +35,9 @@ def embed(
     texts = texts_of(["-"], None) if str(file) == "-" else texts_of(None, file)
     with nullcontext() if out is None else writing(out, (".npz", ".safetensors")):
         vectors = hub.pipeline(model, **load_kwargs(device, dtype)).embed(texts)
-        if out is not None and out.suffix == ".npz":
-            numpy.savez(out, vectors=vectors.numpy(), texts=numpy.array(texts))
+        if out is not None and out.suffix.lower() == ".npz":
+            with out.open("wb") as stream:  # given a path, savez would add .npz to one that ends in .NPZ
+                numpy.savez(stream, vectors=vectors.numpy(), texts=numpy.array(texts))
         elif out is not None:
             save_tensors(out, {"vectors": vectors}, {})
     near = hub.nearest_pairs(vectors, pairs)

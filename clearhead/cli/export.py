@@ -26,7 +26,7 @@ def export(
     transformers loads it with from_pretrained and computes the same logits. If no family can represent the model, the
     error names the reason."""
     trained = hub.pipeline(model, dtype=None)
-    if out.suffix == ".gguf":
+    if out.suffix.lower() == ".gguf":
         architecture = hub.export_gguf(trained, out, dtype=dtype)
         if json:
             return show_json({"model": model, "architecture": architecture, "file": str(out), "dtype": dtype})

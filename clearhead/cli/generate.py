@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead import hub
-from clearhead.cli.app import INTERRUPTED, app
+from clearhead.cli import INTERRUPTED
+from clearhead.cli.app import app
 from clearhead.cli.options import Device, Dtype, Json, ModelOption, argument, load_kwargs, option
 from clearhead.cli.output import show_json
 from clearhead.errors import ConfigError, DataError

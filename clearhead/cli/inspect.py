@@ -130,11 +130,11 @@ def inspect_model(
     if json:
         selection = {"path": attention_map.path, "head": head, "weights": attention_map.weights(head).tolist()}
         return show_json(report.to_dict() | {"shown": selection})
+    if html is None and out is None:
+        return show(report, attention_map, view, head, query)
     print_wrapped(report.title)
     for path in filter(None, (html, out)):
         print_line(f"written to {path}")
-    if html is None and out is None:
-        show(report, attention_map, view, head, query)
 
 
 def choose_map(report: AttentionReport, layer: str | None) -> AttentionMap:
@@ -158,9 +158,9 @@ def name_of(attention_map: AttentionMap, head: int | None, together: str = "mean
 
 
 def show(report: AttentionReport, attention_map: AttentionMap, view: View, head: int | None, query: int | None) -> None:
-    """Print one view under its title."""
+    """Print the title of the report and one view under its title."""
     title, text, _ = _drawings(report, attention_map, view, head, query)
-    print_wrapped(f"\n{title}\n")
+    print_wrapped(f"{report.title}\n\n{title}\n")
     drawn = text()
     if isinstance(drawn, str):
         show_picture(drawn)

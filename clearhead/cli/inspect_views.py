@@ -20,7 +20,7 @@ from clearhead.analysis.inputs.model_inputs import run_logits
 from clearhead.analysis.inputs.module_spec import CallInputs, Ids
 from clearhead.analysis.views import figures
 from clearhead.analysis.views.chart import Chart, PCAProjection
-from clearhead.cli.module_options import load_named
+from clearhead.cli.module_options import load_named, user_code_errors
 from clearhead.cli.options import LoadKwargs
 from clearhead.cli.output import console, print_line, print_wrapped, show_json, show_picture, use_color
 from clearhead.errors import ConfigError
@@ -125,7 +125,7 @@ def module_inspection(
 
         handle = model.register_forward_pre_hook(record_arguments, with_kwargs=True)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), user_code_errors(f"{name} could not be called with this input"):
                 spec.run(model, CallInputs(x=x, source=source))
         finally:
             handle.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,6 +46,8 @@ def mask(
     clipped(slope, limit) logarithm(scale, rate) power(scale, exponent) gaussian(width). A bias with a table,
     relative(table, buckets(…)), exists in Python only."""
     if _is_bias(expression):
+        if plan or position is not None or device is not None:
+            raise ConfigError(f"{expression} is a bias; --plan, --device and --position are for masks")
         return _show_bias(expression, n, keys, offset, svg, json)
     parsed = ch.masks.parse(expression)
     S = n if keys is None else keys
@@ -53,11 +56,12 @@ def mask(
     on_grid = None if position is None else ch.masks.draw_on_grid(parsed, position, positions=n)
     drawing = parsed.draw(n, S, query_offset=offset) if on_grid is None else on_grid
     if svg is not None:
-        with writing(svg):
+        with writing(svg, (".svg",)):
             svg.write_text(drawing.svg(), encoding="utf-8")
     sparse_plan, explanation = _plan(parsed, n, S, offset, device) if plan else (None, "")
+    pairs = n * S * math.prod(parsed.batch_shape)
     if json:
-        document: JSONObject = {"expression": str(parsed), "queries": n, "keys": S, "allowed": allowed}
+        document: JSONObject = {"expression": str(parsed), "queries": n, "keys": S, "pairs": pairs, "allowed": allowed}
         document |= {"density": density, "sparsity": 1.0 - density}
         if sparse_plan is not None:
             counts = {
@@ -71,7 +75,7 @@ def mask(
     sparsity = 100 * (1 - density)
     # Never rounded to 100 % while pairs are allowed.
     sparsity_text = f"{sparsity:.4g}" if 99.95 <= sparsity < 100 else f"{sparsity:.1f}"
-    console.print(f"\n{allowed:,} of {n * S:,} pairs, density {density:.3g}, sparsity {sparsity_text} %")
+    console.print(f"\n{allowed:,} of {pairs:,} pairs, density {density:.3g}, sparsity {sparsity_text} %")
     if sparse_plan is not None:
         for line in f"\n{explanation}\n".split("\n"):
             print_wrapped(line.lstrip(), indent=len(line) - len(line.lstrip()), hang=11)
@@ -92,7 +96,7 @@ def _show_bias(expression: str, n: int, keys: int | None, offset: int | None, sv
     bias, S = biases.parse(expression), n if keys is None else keys
     drawing = bias.draw(n, S, query_offset=offset or 0)
     if svg is not None:
-        with writing(svg):
+        with writing(svg, (".svg",)):
             svg.write_text(drawing.svg(), encoding="utf-8")
     n_heads = bias.n_heads or 1
     if json:

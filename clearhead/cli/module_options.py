@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from clearhead import hub
 from clearhead.cli.options import LoadKwargs, option
-from clearhead.errors import ConfigError
+from clearhead.errors import ClearheadError, ConfigError
 
 if TYPE_CHECKING:
     from clearhead.analysis.checks import Embeddings, Ids, Values
@@ -39,13 +41,25 @@ def load_named(model: str, load: LoadKwargs | None = None) -> object:
         return hub.load(model, dtype=None) if load is None else hub.load(model, **load)
     target = import_target(model)
     if not isinstance(target, (nn.Module, ModuleSpec)):
-        try:
+        with user_code_errors(f"{model} could not be called without arguments"):
             target = target()
-        except TypeError as error:
-            raise ConfigError(f"{model} could not be called without arguments: {error}") from error
     if load is not None and isinstance(target, ModuleSpec) and isinstance(target.module, nn.Module):
         return replace(target, module=target.module.to(**load))
     return target.to(**load) if load is not None and isinstance(target, nn.Module) else target
+
+
+@contextmanager
+def user_code_errors(problem: str) -> Iterator[None]:
+    """Convert errors of the user's code in the block to a ConfigError with `problem`, the error and its line."""
+    from clearhead.analysis.inputs.module_errors import error_summary, source_line
+
+    try:
+        yield
+    except ClearheadError:
+        raise
+    except (Exception, SystemExit) as error:
+        location = source_line(error)
+        raise ConfigError(f"{problem}: {error_summary(error)}{f' (at {location})' if location else ''}") from error
 
 
 def import_target(name: str) -> Any:
@@ -57,21 +71,19 @@ def import_target(name: str) -> Any:
     from clearhead.analysis.checks import ModuleSpec
 
     module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError(f"{name!r} does not name a Python module; expected package.module:factory")
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        raise ConfigError(f"{name!r} does not name a Python module; expected package.module:factory, without .py or /")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    try:
+    with user_code_errors(f"{module!r} cannot be imported from {folder}"):
         target: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{module!r} cannot be imported from {folder}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise ConfigError(f"{module} has no {attribute!r}; give module:factory, a function that returns the model")
         target = getattr(target, part)
     if not callable(target) and not isinstance(target, (nn.Module, ModuleSpec)):
-        raise ConfigError(f"{name} is a {type(target).__name__}; expected a function that returns a module")
+        raise ConfigError(f"{name} has the type {type(target).__name__}; expected a function that returns a module")
     return target
 
 

@@ -122,6 +122,8 @@ def resolve_device(name: str | None) -> str:
     return name or best
 
 
+_MAX_BEAM = 1000  # a larger one would use up the memory: each hypothesis has a KV cache
+
 BeamWidth = Annotated[int | None, option("Beam width; 1 = greedy. Default 5 (1 for `evaluate`).", "--beam")]
 Penalty = Annotated[
     float | None, option("Exponent of the length that scores of beam search are divided by. Default: the translator's.")
@@ -135,8 +137,8 @@ def decoding_strategy(beam: int | None, length_penalty: float | None, default: S
 
     if beam is None:
         beam = default.width if isinstance(default, BeamSearch) else 1
-    if beam < 1:
-        raise ConfigError(f"--beam is {beam}; expected at least 1 (1 is greedy)")
+    if not 1 <= beam <= _MAX_BEAM:
+        raise ConfigError(f"--beam is {beam}; expected 1 to {_MAX_BEAM} (1 is greedy)")
     if beam == 1:
         return Greedy()
     strategy = default if isinstance(default, BeamSearch) else DEFAULT_STRATEGY

@@ -21,7 +21,7 @@ from rich.progress import ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.errors import ConfigError, StorageError
+from clearhead.errors import ClearheadError, ConfigError, StorageError
 
 
 class _Console(Console):
@@ -216,6 +216,8 @@ def writing(path: Path, endings: Sequence[str] = ()) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
+    except ClearheadError:
+        raise  # a StorageError is an OSError too, but may be about another file
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 

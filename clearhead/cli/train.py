@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from clearhead import training
-from clearhead.cli.app import INTERRUPTED, app
+from clearhead.cli import INTERRUPTED
+from clearhead.cli.app import app
 from clearhead.cli.options import Json, argument, option
 from clearhead.cli.output import emit, table
 from clearhead.errors import ConfigError

@@ -70,7 +70,9 @@ def texts_of(text: list[str] | None, file: Path | None) -> list[str]:
             raise DataError("give sentences or --file, not both")
         try:
             return _lines(file.read_text(encoding="utf-8-sig"))
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise DataError(f"{file} cannot be read: {error.strerror}; give a text file in UTF-8") from error
+        except UnicodeDecodeError as error:
             raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
     if not text:
         raise DataError("there is nothing to translate; give a sentence, - for standard input, or --file PATH")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,6 @@ from clearhead._core.json_types import JSONObject
 from clearhead._core.shapes import Float
 from clearhead._core.validation import DropoutRate, NonNegativeFloat, NonNegativeInt, PositiveFloat, Probability
 from clearhead.config import Validated, decode_variant, encode
-
-if TYPE_CHECKING:
-    pass
 
 ImageTensor: TypeAlias = Float[Tensor, "B C height width"]
 

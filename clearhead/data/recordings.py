@@ -15,9 +15,7 @@ from torch import Tensor
 
 from clearhead._core.caches import CACHES
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import (
-    did_you_mean,
-)
+from clearhead._core.validation import did_you_mean
 from clearhead.data.audio import AudioStream
 from clearhead.errors import DataError, StorageError
 

@@ -95,12 +95,9 @@ def beam_search(request: BeamSearchRequest, context: RequestContext) -> JSONObje
     max_new_tokens = min(request.max_new_tokens, n_positions)
     strategy = BeamSearch(request.width, length_penalty=request.length_penalty, n_best=request.width)
     stop_ids = encoded.pipeline.stop_ids
-    decoder = incremental_decoder(
-        model,
-        encoded.inputs[0],
-        SearchRequest.of(strategy, max_new_tokens, stop_ids),
-        decoder_start_ids=encoded.ids if encoded.source_ids else None,
-    )
+    start_ids = encoded.ids if encoded.source_ids else None
+    search_request = SearchRequest.of(strategy, max_new_tokens, stop_ids, decoder_start_ids=start_ids)
+    decoder = incremental_decoder(model, encoded.inputs[0], search_request)
     tree = _BeamTree(decoder, context, max_new_tokens)
     output = search(tree, strategy=strategy, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     hypotheses = []

@@ -14,6 +14,7 @@ from clearhead._core.json_types import JSONObject
 from clearhead._core.validation import NonNegativeInt, require
 from clearhead.analysis.inputs.pipelines import encode_prompt, ids_tensor
 from clearhead.config import Validated
+from clearhead.data import WordLevelTokenizer
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import DataError
 from clearhead.explorer.request import FieldError, RequestContext, field_errors
@@ -117,6 +118,7 @@ class EncodedInput:
             "tokens": names(self.ids),
             "ids": self.ids,
             "n_prompt": self.n_prompt,
+            "separator": " " if isinstance(self.pipeline.tokenizer, WordLevelTokenizer) else "",
             "source": names(self.source_ids) if self.source_ids else [],
             "source_ids": self.source_ids,
         }

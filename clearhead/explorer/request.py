@@ -73,10 +73,8 @@ def field_errors(field: str) -> Iterator[None]:
     """Assign the errors of a block to a field of the request."""
     try:
         yield
-    except FieldError:
-        raise
     except ClearheadError as error:
-        column = error.column if isinstance(error, ParseError) else None
+        column = error.column if isinstance(error, ParseError | FieldError) else None
         raise FieldError(field, str(error).partition("\n")[0], column) from error
 
 

@@ -181,13 +181,14 @@ def generate_ids(encoded: EncodedInput, request: RunRequest, context: RequestCon
     limit = answer_length(encoded) if has_answer(pipeline) else request.max_new_tokens
     n_free = max_tokens(pipeline.model, context.registry.limits.max_tokens) - len(encoded.ids)
     limit = max(0, min(limit, n_free))
-    decoder = incremental_decoder(
-        pipeline.model,
-        encoded.inputs[0],
-        SearchRequest.of(None, limit + 1, pipeline.stop_ids),
+    search_request = SearchRequest.of(
+        None,
+        limit + 1,
+        pipeline.stop_ids,
         decoder_start_ids=encoded.ids if encoded.source_ids else None,
         logits_processors=pipeline.logits_processors,
     )
+    decoder = incremental_decoder(pipeline.model, encoded.inputs[0], search_request)
     logits = [decoder.prefill()[0].float().cpu()]
     ids: list[int] = []
     while len(ids) < limit and (not ids or ids[-1] not in pipeline.stop_ids):

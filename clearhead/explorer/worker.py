@@ -32,6 +32,9 @@ class ActionCall(NamedTuple):
 
 
 _OUT_OF_MEMORY = "can't allocate memory"  # in the message of torch's CPU allocator
+_MAX_MESSAGE_CHARS = 400  # of an error, which may quote the input
+# Advice for Python programs, such as ", or use CharTokenizer(…, unknown=True), which reads it as <unk>".
+_PYTHON_ADVICE = re.compile(r", or use [A-Z]\w+\(.*")
 
 
 def main() -> None:
@@ -87,7 +90,10 @@ def limit_memory(n_bytes: int) -> None:
 
 def write_event(out: IO[bytes], kind: str, value: object) -> None:
     """Write one event: a line with its kind and length, then its value as JSON."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    # A lone surrogate, which may be part of a request, becomes an escape sequence of JSON.
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
+        errors="backslashreplace"
+    )
     out.write(f"{kind} {len(text)}\n".encode() + text)
     out.flush()
 
@@ -104,7 +110,7 @@ def run_job(job: ActionCall, registry: ModelRegistry, out: IO[bytes], stop: thre
         send("error", {"error": "cancelled: the client disconnected"})
     except ClearheadError as error:
         place = {name: value for name in ("field", "column") if (value := getattr(error, name, None))}
-        send("error", {"error": str(error).partition("\n")[0], **place})
+        send("error", {"error": _error_message(error), **place})
     except Exception as error:
         if isinstance(error, MemoryError) or _OUT_OF_MEMORY in str(error):
             limit = f"{registry.limits.memory / (1 << 30):g} GiB"
@@ -113,6 +119,12 @@ def run_job(job: ActionCall, registry: ModelRegistry, out: IO[bytes], stop: thre
             traceback.print_exc()  # the traceback belongs on the server's terminal, not in the browser
             message = f"the request failed ({type(error).__name__}); the server's terminal shows the traceback"
         send("error", {"error": message})
+
+
+def _error_message(error: ClearheadError) -> str:
+    """Return the first line of an error for the page: without advice for Python programs, and not too long."""
+    message = _PYTHON_ADVICE.sub("", str(error).partition("\n")[0])
+    return message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}…"
 
 
 if __name__ == "__main__":

@@ -106,12 +106,11 @@ class BeamLoop(GenerationLoop):
     @torch.no_grad()
     def begin(self) -> None:
         W = self.beam.width
-        prefill = self.decoder.prefill() if self.continuous is None else self.continuous.prefill_beams(W)
-        logits = self.check_logits(prefill)
+        logits = self.check_logits(self.decoder.prefill() if self.static is None else self.static.prefill_beams(W))
         P = len(logits)
         device = logits.device
         dtype = to_float32(logits[:0]).dtype
-        self.n_prompts = P if self.continuous is None else self.continuous.n_prompts
+        self.n_prompts = P if self.static is None else self.static.n_prompts
         self.prompt_of_row = torch.arange(P, device=device)  # (P,)
         self.results = _Sequences.empty(P, W, self.capacity, dtype, device)
         # n**length_penalty as Python computes it, for every n
@@ -130,12 +129,12 @@ class BeamLoop(GenerationLoop):
             first_row=self.prompt_of_row[:, None] * W,
         )
         self.key = (self.beam, P, self.capacity, dtype, len(self.stops))
-        self.bind(state if self.continuous is None else self.continuous.adopt(self.key, state))
+        self.bind(state if self.static is None else self.static.adopt(self.key, state))
         self._extend(logits, torch.zeros(P, 1, dtype=torch.float64, device=device))
-        if self.continuous is None:
+        if self.static is None:
             self.decoder.reorder_cache(self.prompt_of_row.repeat_interleave(W))
         else:
-            self.continuous.start_beams(W)
+            self.static.start_beams(W)
         self.n_steps = 1
 
     def bind(self, state: _BeamState) -> None:
@@ -147,10 +146,10 @@ class BeamLoop(GenerationLoop):
     def advance(self) -> None:
         steps = min(_STEPS_PER_SYNC, self.max_new_tokens - self.n_steps) if self.is_static else 1
         for _ in range(steps):
-            if self.is_static and self.continuous is not None:
-                self.continuous.replay(self.key, self._step)
-            else:
+            if self.static is None:
                 self._step()
+            else:
+                self.static.replay(self.key, self._step)
         self.n_steps += steps
 
     def _step(self) -> None:
@@ -158,11 +157,11 @@ class BeamLoop(GenerationLoop):
         newest = self.live.ids.gather(2, (self.n - 1).expand(*self.live.scores.shape, 1)).flatten()
         parent = self._extend(self.decoder.decode_step(newest), self.live.scores)
         rows = (self.first_row + parent).flatten()
-        if self.is_static and self.continuous is not None:
-            self.continuous.reorder_beams(rows)
-        else:
+        if self.static is None:
             is_identity = torch.equal(rows, torch.arange(len(rows), device=rows.device))
             self.pending_reorder = None if is_identity else rows
+        else:
+            self.static.reorder_beams(rows)
 
     def _extend(self, logits: Tensor, scores: Tensor) -> Tensor:
         """Extend hypotheses with scores (P, W or 1) by their logits, and return the parent of each new hypothesis."""

@@ -53,7 +53,8 @@ class ContinuousDecoder(IncrementalDecoder, Protocol):
     Attributes:
         n_prompts: Number of prompts.
         max_rows: Largest number of rows of a batch.
-        is_static: Whether steps have fixed shapes and no host syncs. Then the state of a search must be adopted.
+        is_static: Whether steps have fixed shapes and no host syncs. Then the state of a search must be adopted, and
+            `select_rows` and `reorder_beams` replace `reorder_cache`.
     """
 
     n_prompts: int
@@ -77,6 +78,12 @@ class ContinuousDecoder(IncrementalDecoder, Protocol):
         """Process prompts in rows that are free, and return the logits of their next ids, shape (P, V)."""
         ...
 
+    def release(self) -> None:
+        """End the request."""
+        ...
+
+    # Only with static shapes:
+
     def select_rows(self, rows: Tensor) -> None:
         """Continue with these rows, which are different."""
         ...
@@ -99,10 +106,6 @@ class ContinuousDecoder(IncrementalDecoder, Protocol):
 
     def replay(self, key: Hashable, run: Callable[[], None]) -> None:
         """Call a function that uses an adopted state and the decoder only, through a CUDA graph if possible."""
-        ...
-
-    def release(self) -> None:
-        """End the request."""
         ...
 
 

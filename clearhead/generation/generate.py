@@ -6,6 +6,7 @@ These functions work on token ids; tokenizers convert from and to text.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, cast, overload, runtime_checkable
 
@@ -16,14 +17,13 @@ from clearhead._core.validation import check_int, short_repr
 from clearhead.errors import ConfigError, DtypeError
 from clearhead.generation.beam import beam_search
 from clearhead.generation.decoder import IncrementalDecoder, batch_bucket
-from clearhead.generation.engine.slot_decoder import Slots
 from clearhead.generation.logits_processors import LogitsProcessors
-from clearhead.generation.model_decoders import Engine, incremental_decoder
+from clearhead.generation.model_decoders import incremental_decoder
 from clearhead.generation.options import BeamSearch, Greedy, Sample, Strategy
 from clearhead.generation.prompts import Prompt
-from clearhead.generation.request import SearchRequest
+from clearhead.generation.request import Engine, SearchRequest, Slots
 from clearhead.generation.results import Generated, GenerationStep
-from clearhead.generation.token_loop import TokenLoop, stream_tokens
+from clearhead.generation.token_loop import TokenLoop
 
 
 @runtime_checkable
@@ -116,22 +116,10 @@ def generate(
         generate(decoder, [[5, 3], [7, 2, 9]], strategy=Sample(temperature=0.8, seed=1), stop_ids=0).best
         generate(translator, sources, decoder_start_ids=1, stop_ids=2, strategy=BeamSearch(5)).best
     """
-    if isinstance(model, TextGenerator):
-        _reject_options_of_ids(
-            stop_ids=stop_ids is not None,
-            decoder_start_ids=decoder_start_ids is not None,
-            use_cache=not use_cache,
-            sliding_context=sliding_context,
-            logits_processors=logits_processors is not None,
-            engine=engine != "auto",
-            slots=slots != "auto",
-        )
-        return _generate_texts(model, prompt, strategy, max_new_tokens)
-    request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
-    decoder = incremental_decoder(
-        model,
-        cast(Prompt, prompt),  # texts are rejected there
-        request,
+    request = SearchRequest.of(
+        strategy,
+        max_new_tokens,
+        stop_ids,
         decoder_start_ids=decoder_start_ids,
         use_cache=use_cache,
         sliding_context=sliding_context,
@@ -139,14 +127,12 @@ def generate(
         engine=engine,
         slots=slots,
     )
-    return _search(decoder, request)
-
-
-def _reject_options_of_ids(**options: bool) -> None:
-    """Raise if an option is given that generation of text does not have."""
-    for name, is_present in options.items():
-        if is_present:
+    if isinstance(model, TextGenerator):
+        for name in request.options_of_ids():
             raise ConfigError(f"a pipeline does not take {name}; call generate(pipeline.model, ids, {name}=…)")
+        return _generate_texts(model, prompt, strategy, max_new_tokens)
+    # Texts are rejected when the decoder is made.
+    return _search(incremental_decoder(model, cast(Prompt, prompt), request), request)
 
 
 def _generate_texts(
@@ -206,19 +192,18 @@ def stream(
             f"{strategy} cannot be streamed because any id may change until its end; use generate, or Greedy() or "
             "Sample(…)"
         )
-    request = SearchRequest.of(strategy, max_new_tokens, stop_ids)
-    decoder = incremental_decoder(
-        model,
-        prompt,
-        request,
+    request = SearchRequest.of(
+        strategy,
+        max_new_tokens,
+        stop_ids,
         decoder_start_ids=decoder_start_ids,
         use_cache=use_cache,
         sliding_context=sliding_context,
         logits_processors=logits_processors,
         engine=engine,
-        slots=max(1, len(prompt)),
+        slots=sys.maxsize,  # all prompts at once
     )
-    return stream_tokens(decoder, request)
+    return TokenLoop(incremental_decoder(model, prompt, request), request).stream()
 
 
 @explain_keywords

@@ -10,21 +10,20 @@ of different lengths are then padded on the left, a mask hides the padding and e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead._core.shapes import Float, Int
-from clearhead._core.validation import check_int, short_repr, validate
+from clearhead._core.validation import short_repr
 from clearhead.errors import ConfigError, DtypeError, ShapeError
 from clearhead.generation.decoder import IncrementalDecoder, LengthBucketedDecoder, SlidingContextDecoder
 from clearhead.generation.engine.program import unsupported_reason
-from clearhead.generation.engine.slot_decoder import SlotDecoder, Slots
-from clearhead.generation.logits_processors import LogitsProcessingDecoder, LogitsProcessors
+from clearhead.generation.engine.slot_decoder import SlotDecoder
+from clearhead.generation.logits_processors import LogitsProcessingDecoder
 from clearhead.generation.prompts import Prompt, frame_rows, left_padding_kwargs, pad_rows, prompt_rows
-from clearhead.generation.request import SearchRequest
+from clearhead.generation.request import Engine, SearchRequest, id_tuple
 from clearhead.masks import padding
 from clearhead.masks.operators import is_causal, is_translation_invariant
 from clearhead.models.baselines.recurrent import NextToken, Recurrent, RecurrentCache
@@ -36,54 +35,33 @@ from clearhead.nn.modes import eval_mode, iter_modules
 from clearhead.nn.positions import LearnedPositionEmbedding
 
 _Cache = KVCache | RecurrentCache
-Engine: TypeAlias = Literal["auto", "module", "fused"]
 _INITIAL_CAPACITY = 512  # new tokens that a cache is allocated for at the start; it grows beyond
 
 
-def incremental_decoder(
-    model: nn.Module,
-    prompt: Prompt,
-    request: SearchRequest,
-    *,
-    decoder_start_ids: int | Sequence[int] | None = None,
-    use_cache: bool = True,
-    sliding_context: bool = False,
-    logits_processors: LogitsProcessors | None = None,
-    engine: Engine = "auto",
-    slots: Slots = "auto",
-) -> IncrementalDecoder:
+def incremental_decoder(model: nn.Module, prompt: Prompt, request: SearchRequest) -> IncrementalDecoder:
     """Return a decoder of `model` for these prompts, and raise for arguments that do not fit the model."""
-    engine = validate(engine, "engine", Engine)
-    if slots != "auto":
-        check_int(slots, "slots", minimum=1)
-    max_new_tokens = request.max_new_tokens
-    make_slot_decoder = partial(SlotDecoder, slots=slots)
     unwrapped = getattr(model, "_orig_mod", model)  # inside of torch.compile
     if isinstance(unwrapped, (EncoderDecoder, RecurrentSeq2Seq)):
-        decoder, rows = _encoder_decoder(
-            model, unwrapped, prompt, decoder_start_ids, max_new_tokens, use_cache, engine, make_slot_decoder
-        )
+        decoder, rows = _encoder_decoder(model, unwrapped, prompt, request)
     elif not isinstance(unwrapped, (Decoder, Recurrent)):
         raise DtypeError(
             f"got a {type(model).__name__}; expected a Decoder, EncoderDecoder, Recurrent or RecurrentSeq2Seq (for "
             "other sources of logits, pass an IncrementalDecoder to `search`)"
         )
-    elif decoder_start_ids is not None:
+    elif request.decoder_start_ids is not None:
         raise ConfigError(
-            f"decoder_start_ids is {short_repr(decoder_start_ids)}, but a {type(unwrapped).__name__} continues its "
-            "prompt; leave decoder_start_ids out"
+            f"decoder_start_ids is {short_repr(request.decoder_start_ids)}, but a {type(unwrapped).__name__} continues "
+            "its prompt; leave decoder_start_ids out"
         )
     else:
-        decoder, rows = _decoder_only(
-            model, unwrapped, prompt, max_new_tokens, use_cache, sliding_context, engine, make_slot_decoder
-        )
-    if logits_processors is None:
+        decoder, rows = _decoder_only(model, unwrapped, prompt, request)
+    if request.logits_processors is None:
         return decoder
     return LogitsProcessingDecoder(
         decoder,
-        logits_processors,
+        request.logits_processors,
         rows,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=request.max_new_tokens,
         stop_ids=request.stop_ids,
         returns_log_probs=request.is_beam_search,
     )
@@ -107,13 +85,10 @@ def _decoder_only(
     model: nn.Module,
     unwrapped: Decoder | Recurrent,
     prompt: Prompt,
-    max_new_tokens: int,
-    use_cache: bool,
-    sliding_context: bool,
-    engine: Engine,
-    make_slot_decoder: Callable[..., SlotDecoder],
+    request: SearchRequest,
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that continues prompts, and the prompts."""
+    max_new_tokens = request.max_new_tokens
     mask = None
     if isinstance(unwrapped, Decoder):
         mask = unwrapped.config.union_mask(unwrapped.config.mask)
@@ -131,10 +106,10 @@ def _decoder_only(
         def is_cached(rows: Sequence[Tensor]) -> bool:
             lengths = {len(row) for row in rows}
             is_constant = mask is None or all(is_causal(mask, n, n + max_new_tokens) for n in lengths)
-            return use_cache and is_constant and _rotates_equally(unwrapped, rows, max_new_tokens)
+            return request.use_cache and is_constant and _rotates_equally(unwrapped, rows, max_new_tokens)
 
-        if isinstance(unwrapped, Decoder) and _uses_engine(unwrapped, is_cached(rows), engine):
-            return make_slot_decoder(unwrapped, rows, max_new_tokens)
+        if isinstance(unwrapped, Decoder) and _uses_engine(unwrapped, is_cached(rows), request.engine):
+            return SlotDecoder(unwrapped, rows, max_new_tokens, slots=request.slots)
 
         def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
             longest = max(len(row) for row in rows)
@@ -146,9 +121,10 @@ def _decoder_only(
         return _bucket_by_length(rows, can_pad, make_decoder)
 
     table = getattr(unwrapped, "positions", None)
-    longest = max(len(row) for row in rows)
-    if sliding_context and isinstance(table, LearnedPositionEmbedding) and longest + max_new_tokens - 1 > table.length:
-        return SlidingContextDecoder(rows, table.length, make_for_length), rows
+    if request.sliding_context and isinstance(table, LearnedPositionEmbedding):
+        longest = max(len(row) for row in rows)
+        if longest + max_new_tokens - 1 > table.length:
+            return SlidingContextDecoder(rows, table.length, make_for_length), rows
     for index, row in enumerate(rows):
         _check_max_positions(unwrapped, len(row), max_new_tokens, f"prompt {index}")
     return make_for_length(rows, max_new_tokens), rows
@@ -164,11 +140,7 @@ def _encoder_decoder(
     model: nn.Module,
     unwrapped: EncoderDecoder | RecurrentSeq2Seq,
     prompt: Prompt,
-    decoder_start_ids: int | Sequence[int] | None,
-    max_new_tokens: int,
-    use_cache: bool,
-    engine: Engine,
-    make_slot_decoder: Callable[..., SlotDecoder],
+    request: SearchRequest,
 ) -> tuple[IncrementalDecoder, Sequence[Tensor]]:
     """Return a decoder that generates after the start ids given encoded prompts, and the start of each row."""
     config = unwrapped.config
@@ -177,7 +149,9 @@ def _encoder_decoder(
         rows = prompt_rows(prompt, config.source_vocab_size or config.vocab_size)
     else:
         rows = frame_rows(prompt, n_features)
-    start_ids = _check_start_ids(decoder_start_ids, config.vocab_size)
+    start_ids = _check_start_ids(request.decoder_start_ids, config.vocab_size)
+    max_new_tokens = request.max_new_tokens
+    use_cache = request.use_cache
     can_pad = True
     if isinstance(unwrapped, EncoderDecoder):
         for index, row in enumerate(rows):
@@ -189,8 +163,8 @@ def _encoder_decoder(
         can_pad = not unwrapped.config.union_mask(unwrapped.config.encoder_mask).depends_on_length
     start_rows = [torch.tensor(start_ids)] * len(rows)
 
-    if isinstance(unwrapped, EncoderDecoder) and _uses_engine(unwrapped, use_cache, engine):
-        return make_slot_decoder(unwrapped, start_rows, max_new_tokens, rows), start_rows
+    if isinstance(unwrapped, EncoderDecoder) and _uses_engine(unwrapped, use_cache, request.engine):
+        return SlotDecoder(unwrapped, start_rows, max_new_tokens, rows, slots=request.slots), start_rows
 
     def make_decoder(rows: Sequence[Tensor]) -> IncrementalDecoder:
         cache = _new_cache(unwrapped, len(start_ids), max_new_tokens) if use_cache else None
@@ -259,13 +233,11 @@ def _module_decoder_only(
 
     def call(ids: Tensor, cache: _Cache | None, row_inputs: dict[str, Tensor]) -> Tensor:
         left_pad = row_inputs.get("left_pad")
-        logits: Tensor
-        if left_pad is None:
-            logits = model(ids, cache=cache)
-            return logits
         first = 0 if cache is None else cache.length
-        kwargs = left_padding_kwargs(left_pad, first, ids.shape[1], adds_positions=adds_positions)
-        logits = model(ids, cache=cache, **kwargs)
+        kwargs = {}
+        if left_pad is not None:
+            kwargs = left_padding_kwargs(left_pad, first, ids.shape[1], adds_positions=adds_positions)
+        logits: Tensor = model(ids, cache=cache, **kwargs)
         return logits
 
     return _ModuleDecoder(model, prompts, cache, {"left_pad": left_pad} if bool(left_pad.any()) else {}, call)
@@ -299,14 +271,14 @@ def _new_cache(unwrapped: nn.Module, prompt_length: int, max_new_tokens: int) ->
     return KVCache(capacity=prompt_length + min(max_new_tokens, _INITIAL_CAPACITY))
 
 
-def _check_start_ids(decoder_start_ids: int | Sequence[int] | None, vocab_size: int) -> list[int]:
-    """Return the start ids as a list; raise `ConfigError` if they are missing or outside the vocabulary."""
+def _check_start_ids(decoder_start_ids: int | Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:
+    """Return the start ids; raise `ConfigError` if they are missing or outside the vocabulary."""
     if decoder_start_ids is None:
         raise ConfigError(
             "an encoder-decoder needs decoder_start_ids: the id that every target began with during training"
         )
-    ids = [decoder_start_ids] if isinstance(decoder_start_ids, int) else list(decoder_start_ids)
-    if not ids or any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size for i in ids):
+    ids = id_tuple(decoder_start_ids)
+    if not ids or max(ids) >= vocab_size:
         raise ConfigError(
             f"decoder_start_ids is {short_repr(decoder_start_ids)}; expected one id, or several, from the target's "
             f"vocabulary, 0 … {vocab_size - 1}"

@@ -97,7 +97,11 @@ def _row(row: object, index: int) -> Tensor:
             )
         if not all(isinstance(id_, int) and not isinstance(id_, bool) for id_ in row):
             raise DtypeError(f"prompt {index} is {short_repr(list(row))}; expected token ids, whole numbers")
-        row = torch.tensor(row, dtype=torch.int64)
+        try:
+            row = torch.tensor(row, dtype=torch.int64)
+        except (OverflowError, RuntimeError, ValueError) as error:
+            largest = short_repr(max(row, key=abs))
+            raise ShapeError(f"prompt {index} contains {largest}; expected token ids, which are below 2⁶³") from error
     if row.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"prompt {index} is {row.dtype}; expected token ids, torch.int64 (or int32)")
     if row.dim() != 1:

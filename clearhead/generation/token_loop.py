@@ -26,12 +26,7 @@ from clearhead.generation.decoder import ContinuousDecoder, IncrementalDecoder, 
 from clearhead.generation.options import Greedy, Sample
 from clearhead.generation.request import SearchRequest
 from clearhead.generation.results import Generated, GenerationStep
-from clearhead.generation.sampling import (
-    SamplingParameters,
-    sample_with_logprobs,
-    to_float32,
-    topk_logprobs,
-)
+from clearhead.generation.sampling import SamplingParameters, sample_with_logprobs, to_float32, topk_logprobs
 
 _SAMPLING_STREAM = 601  # separates these random numbers from those of data
 STEPS_PER_SYNC = 8  # steps that a GPU makes between host syncs
@@ -46,7 +41,8 @@ class GenerationLoop(ABC):
     def __init__(self, decoder: IncrementalDecoder, request: SearchRequest) -> None:
         self.decoder = decoder
         self.continuous = decoder if isinstance(decoder, ContinuousDecoder) else None
-        self.is_static = self.continuous is not None and self.continuous.is_static
+        self.static = self.continuous if self.continuous is not None and self.continuous.is_static else None
+        self.is_static = self.static is not None
         self.stops = request.stop_ids
         self.max_new_tokens = request.max_new_tokens
         self.pad_id = self.stops[0] if self.stops else 0
@@ -113,16 +109,6 @@ def logits_error(row: int, step: int) -> LogitsError:
     )
 
 
-def stream_tokens(decoder: IncrementalDecoder, request: SearchRequest) -> Iterator[GenerationStep]:
-    """Yield steps until every row has finished. All prompts are decoded at once."""
-    loop = TokenLoop(decoder, request)
-    n_yielded = 0
-    for _ in loop.progress():
-        for step in range(n_yielded, loop.n_steps):
-            yield loop.step(step)
-        n_yielded = loop.n_steps
-
-
 class TokenState(NamedTuple):
     """The rows of a batch, and the log of the steps since the last sync."""
 
@@ -140,6 +126,9 @@ class TokenState(NamedTuple):
     was_active: Tensor  # (L, R) bool
 
 
+_ROW_FIELDS = ("newest", "step", "prompt", "is_active", "ids", "log_probs", "was_active")  # of `TokenState`
+
+
 class TokenLoop(GenerationLoop):
     """Greedy decoding or sampling, with continuous batching if the decoder supports it."""
 
@@ -147,11 +136,6 @@ class TokenLoop(GenerationLoop):
         super().__init__(decoder, request)
         assert isinstance(request.strategy, (Greedy, Sample))
         self.strategy: Greedy | Sample = request.strategy
-
-    @property
-    def n_steps(self) -> int:
-        """Number of ids of the longest sequence."""
-        return int(self.lengths.max())
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -196,7 +180,7 @@ class TokenLoop(GenerationLoop):
         )
         filters = None if self.sampling is None else tuple(x is not None for x in self.sampling)
         self.key = ("tokens", dtype, filters, n_stops)
-        self.state = state if self.continuous is None else self.continuous.adopt(self.key, state)
+        self.state = state if self.static is None else self.static.adopt(self.key, state)
         if self.sampling is not None and (self.is_static or runs_triton(state.sampling)):
             self.sampling = self.sampling.stored_in(self.state.sampling)
         self.n_logged = 0
@@ -229,10 +213,10 @@ class TokenLoop(GenerationLoop):
             n_remaining = self.max_new_tokens - int(self.lengths[self.prompt_of_row[self.active]].min())
             steps = min(STEPS_PER_SYNC if self.stops or self.pending else _MAX_STEPS_PER_SYNC, n_remaining)
         for _ in range(steps):
-            if self.is_static and self.continuous is not None:
-                self.continuous.replay((*self.key, self.R), partial(self._step, self.R))
-            else:
+            if self.static is None:
                 self._step(self.R)
+            else:
+                self.static.replay((*self.key, self.R), partial(self._step, self.R))
         self.n_logged = steps
 
     def _step(self, R: int) -> None:
@@ -272,13 +256,15 @@ class TokenLoop(GenerationLoop):
         is_active &= (ids[:, None] != state.stop_ids).all(1) & (state.step[:R] < state.max_new_tokens)
         state.log_length.add_(1)
 
+    @torch.no_grad()
     def sync(self) -> None:
         if self.n_logged:
             self._read_log()
-        if not self.active.any() and not self.pending:
-            self.is_over = True
-            return
-        self._fill_rows()
+        if self.pending:
+            self._admit_pending()
+        elif self.active.any():
+            self._drop_finished_rows()
+        self.is_over = not self.pending and not self.active.any()
 
     def _read_log(self) -> None:
         """Copy the steps since the last sync to the results."""
@@ -305,22 +291,23 @@ class TokenLoop(GenerationLoop):
         self.log_probs[prompt, step] = log_probs
         self.lengths.index_add_(0, prompt, torch.ones_like(prompt))
 
-    @torch.no_grad()
-    def _fill_rows(self) -> None:
-        """Give the rows of finished sequences to further prompts, or drop them."""
+    def _admit_pending(self) -> None:
+        """Give the rows of finished sequences to further prompts, which may end with their first id."""
+        assert self.continuous is not None
+        most = self.R // _ROWS_PER_ADMISSION if self.is_static else 1
+        while self.pending:
+            free = (~self.active[: self.n_rows]).nonzero().squeeze(-1).tolist()
+            if len(free) < max(1, min(len(self.pending), most)):
+                return
+            prompts, self.pending = self.pending[: len(free)], self.pending[len(free) :]
+            rows = free[: len(prompts)]
+            self._admit(self.continuous.prefill_rows(prompts, rows), prompts, rows)
+            if self.active.any():
+                return
+
+    def _drop_finished_rows(self) -> None:
+        """Continue with fewer rows, if that is worth it."""
         active = self.active.nonzero().squeeze(-1)
-        free = (~self.active).nonzero().squeeze(-1).tolist()
-        if self.pending and self.continuous is not None:
-            free = [row for row in free if row < self.n_rows]
-            enough = min(len(self.pending), self.R // _ROWS_PER_ADMISSION if self.is_static else 1)
-            if len(free) >= max(1, enough):
-                prompts = self.pending[: len(free)]
-                self.pending = self.pending[len(free) :]
-                rows = free[: len(prompts)]
-                self._admit(self.continuous.prefill_rows(prompts, rows), prompts, rows)
-                if not self.active.any():  # all new rows ended with their first id
-                    self.sync()
-            return
         # Without a graph, dropping rows copies the cache, which pays off for half of them.
         smaller = batch_bucket(len(active)) if self.is_static else len(active)
         limit = self.R - 1 if self.is_static else self.R // 2
@@ -331,34 +318,27 @@ class TokenLoop(GenerationLoop):
         """Move the active rows to the first R rows."""
         state = self.state
         rows = active.to(self.device)
-        if self.is_static and self.continuous is not None:
-            self.continuous.select_rows(rows)
+        if self.static is not None:
+            self.static.select_rows(rows)
             for x in (state.newest, state.step, state.prompt):
                 x[: len(rows)] = x[rows]
             state.is_active.copy_(torch.arange(len(state.is_active), device=self.device) < len(rows))
         else:
-            if self.continuous is None:
-                self.decoder.reorder_cache(rows)
-            else:
-                self.continuous.select_rows(rows)
-            self.state = state._replace(
-                newest=state.newest[rows],
-                step=state.step[rows],
-                prompt=state.prompt[rows],
-                is_active=state.is_active[rows],
-                ids=state.ids[:, rows],
-                log_probs=state.log_probs[:, rows],
-                was_active=state.was_active[:, rows],
-            )
+            self.decoder.reorder_cache(rows)
+            self.state = state._replace(**{name: getattr(state, name)[..., rows] for name in _ROW_FIELDS})
         self.prompt_of_row = self.prompt_of_row[torch.cat((active, active[:1].expand(R - len(active))))]
         self.active = torch.arange(R) < len(active)
         self.R = R
 
-    def step(self, n: int) -> GenerationStep:
-        """Return step `n`, if all prompts were decoded at once."""
-        return GenerationStep(
-            self.ids[:, n].to(self.device), self.log_probs[:, n].to(self.device), (n < self.lengths).to(self.device)
-        )
+    def stream(self) -> Iterator[GenerationStep]:
+        """Yield steps until every row has finished. All prompts must be decoded at once."""
+        n_yielded = 0
+        for _ in self.progress():
+            n_steps = int(self.lengths.max())
+            for n in range(n_yielded, n_steps):
+                columns = self.ids[:, n], self.log_probs[:, n], n < self.lengths
+                yield GenerationStep(*(column.to(self.device) for column in columns))
+            n_yielded = n_steps
 
     def result(self) -> Generated:
         longest = int(self.lengths.max())

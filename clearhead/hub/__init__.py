@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from clearhead.hub.bundled import BUNDLED_FOLDER, cards, names
     from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenCandidate, nearest_pairs
     from clearhead.hub.evaluate import Evaluation, evaluate
+    from clearhead.hub.export_folder import export
     from clearhead.hub.families import register_family
     from clearhead.hub.family import Converter, Family, Field
     from clearhead.hub.generation_settings import GenerationSettings
     from clearhead.hub.gguf_writer import export_gguf
+    from clearhead.hub.load_model import load
     from clearhead.hub.pickles import Conversion, convert_pickle
-    from clearhead.hub.pipelines import Pipeline, export, load, pipeline
+    from clearhead.hub.pipelines import Pipeline, pipeline
     from clearhead.hub.speech import RecognizedSymbol, Segment, StreamingRecognizer, Transcript, transcribe
     from clearhead.hub.text_generation import encode_chat
     from clearhead.hub.translate import Translation, translate, translations

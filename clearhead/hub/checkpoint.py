@@ -49,7 +49,7 @@ def is_third_party(name: str | Path) -> bool:
 def open_checkpoint(name: str | Path) -> CheckpointReader:
     """Open a checkpoint: its configuration, and its tensors by name, which are read later."""
     path = fetch(str(name)) if is_hub_name(name) else Path(name)
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix.lower() == ".gguf":
         return GGUF(path)
     if path.is_file():
         reject_pickle(path)

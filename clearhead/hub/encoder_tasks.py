@@ -348,7 +348,9 @@ def _encode_texts(
     model = pipeline.model
     if not isinstance(model, Encoder):
         kind = type(model).__name__
-        raise DataError(f"{pipeline.name} is a {kind}; expected an Encoder, such as BERT, to embed or classify texts")
+        raise DataError(
+            f"{pipeline.name} has the type {kind}; expected an Encoder, such as BERT, to embed or classify texts"
+        )
     max_len = min(max_len or model.config.max_len, model.config.max_len)
     rows = [torch.tensor(pipeline.tokenizer.prompt(text, max_len), dtype=torch.int64) for text in texts]
     device = next(model.parameters()).device

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from clearhead._core.validation import short_repr
+from clearhead._core.validation import check_int, short_repr
 from clearhead.errors import ConfigError, DataError, StorageError
 from clearhead.generation import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -108,10 +108,11 @@ class GenerationSettings:
         """Return the largest number of new tokens after a prompt: as requested, as set, or the default.
 
         Raises:
+            ConfigError: If the requested number is invalid.
             DataError: If the prompt reaches `max_length`, and no number is requested.
         """
         if requested is not None:
-            return requested
+            return check_int(requested, "max_new_tokens", minimum=1)
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         if self.max_length is None:
@@ -205,6 +206,8 @@ def _logits_processors(settings: Settings, eos_ids: tuple[int, ...]) -> LogitsPr
     """Return the logits processors, or None if there are none."""
     options = {field: settings[key] for key, field in _PROCESSORS.items() if key in settings}
     options |= {field: _as_tuples(options[field]) for field in _IDS if field in options}
+    if options.get("min_new_tokens") is not None:
+        options.pop("min_length", None)  # as in transformers, one replaces the other
     bad_words = options.get("bad_words_ids")
     if isinstance(bad_words, tuple):  # a stop id is not a bad word
         options["bad_words_ids"] = tuple(run for run in bad_words if run not in {(id_,) for id_ in eos_ids})

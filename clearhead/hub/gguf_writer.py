@@ -15,6 +15,7 @@ from clearhead.config import Config
 from clearhead.data.tokenizers.library import HFTokenizer
 from clearhead.errors import ClearheadError, DataError, StorageError, optional_dependency
 from clearhead.hub.convert import detect_family, tensors
+from clearhead.hub.export_folder import tokenizer_json
 from clearhead.hub.families import FAMILIES
 from clearhead.hub.family import ConfigReader, KeyValues, canonical, join_reasons
 from clearhead.hub.gguf_architectures import (
@@ -125,8 +126,6 @@ def _hf_tokenizer(pipeline: Pipeline) -> HFTokenizer | None:
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer
     from tokenizers import Tokenizer
-
-    from clearhead.hub.pipelines import tokenizer_json
 
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     names = dict(zip(ids, tokenizer.tokens(list(ids.values())), strict=True))

@@ -2,20 +2,17 @@
 
 A name is a bundled model, the folder of a training run or of a model, a Hugging Face folder, `hf:org/name` or a .gguf
 file. A folder of clearhead contains parameters, configuration, tokenizer and training recipe. Bundled models also have
-a card with data, license, metrics, command and training time. Loading never runs code from a folder. `export` writes
-any model as a Hugging Face folder with its tokenizer and generation settings.
+a card with data, license, metrics, command and training time. Loading never runs code from a folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,32 +22,21 @@ from clearhead._core.shapes import Float
 from clearhead._core.validation import short_repr
 from clearhead.config import Config
 from clearhead.data.tasks.speech import TAIL_SECONDS
-from clearhead.data.tokenizers.base import (
-    BOS,
-    EOS,
-    PAD,
-    TOKENIZERS_MISSING,
-    UNK,
-    CharTokenizer,
-    Tokenizer,
-    WordLevelTokenizer,
-    load_tokenizer,
-)
-from clearhead.data.tokenizers.library import ByteLevelBPE, HFTokenizer
-from clearhead.errors import DataError, optional_dependency
-from clearhead.generation import BeamSearch, Greedy, LogitsProcessors, Sample, Strategy
+from clearhead.data.tokenizers.base import Tokenizer, load_tokenizer
+from clearhead.errors import DataError
+from clearhead.generation import Greedy, LogitsProcessors, Sample, Strategy
 from clearhead.hub import checkpoint, convert, encoder_tasks, formats, speech, text_generation, tokenizer_files
-from clearhead.hub.bundled import Card, is_clearhead_model, model_folder, read_card, unfinished_run
+from clearhead.hub.bundled import Card, is_clearhead_model, model_folder, read_card
 from clearhead.hub.encoder_tasks import Answer, TaggedSpan, TokenCandidate
 from clearhead.hub.generation_settings import GenerationSettings, read_generation_settings
+from clearhead.hub.load_model import load_from_folder
 from clearhead.hub.text_generation import Messages
 from clearhead.hub.translate import DEFAULT_STRATEGY
 from clearhead.hub.translate import summarize as summarize_texts
 from clearhead.hub.translate import translate as translate_texts
-from clearhead.models import ConvNet, CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer, storage
-from clearhead.training.recipe import Recipe, load_newest_checkpoint
+from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer
+from clearhead.training.recipe import Recipe
 
-_ROLES = ("bos_token", "eos_token", "pad_token")
 _CONFIG_TASKS = "task_specific_params"  # settings of tasks in config.json, as T5 and BART have
 # The task of models without a training recipe.
 _TASKS: dict[type[nn.Module], str] = {Decoder: "text", Encoder: "vectors", EncoderDecoder: "translation"}
@@ -453,7 +439,8 @@ class Pipeline:
 
 def _as_list(texts: str | Sequence[str]) -> list[str]:
     """Return one text, or several, as a list; raise `DataError` for anything else."""
-    items = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [texts]
+    is_single = isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable)
+    items = [texts] if is_single else list(texts)
     for item in items:
         if not isinstance(item, str):
             raise DataError(f"got {short_repr(item)}; expected a text or a list of texts")
@@ -491,166 +478,5 @@ def pipeline(
         model = convert.load_from_reader(source, device=device, dtype=dtype)
         return Pipeline(str(name), source.path, model, source=source, source_tokenizer=tokenizer)
     folder = model_folder(name)
-    model = _load_from_folder(name, device, dtype)
+    model = load_from_folder(name, device, dtype)
     return Pipeline(str(name), folder, model.eval(), Recipe.load(folder))
-
-
-@overload
-def load(
-    name: Literal["en-es"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
-) -> EncoderDecoder: ...
-@overload
-def load(
-    name: Literal["shakespeare", "sort-dedup"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
-) -> Decoder: ...
-@overload
-def load(
-    name: Literal["digits-vit"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
-) -> VisionTransformer: ...
-@overload
-def load(
-    name: Literal["digits-conv"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
-) -> ConvNet: ...
-@overload
-def load(
-    name: Literal["spoken-digits"], device: str | torch.device = ..., dtype: torch.dtype | None = ...
-) -> CTCEncoder: ...
-@overload
-def load(name: str | Path, device: str | torch.device = ..., dtype: torch.dtype | None = ...) -> nn.Module: ...
-@explain_keywords
-def load(name: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
-    """Load a model without its tokenizer, in evaluation mode.
-
-    Args:
-        name: A bundled model (`"en-es"`), the folder of a run (if it is not finished, its newest checkpoint is used) or
-            of a model, a Hugging Face folder, a name on the Hugging Face hub (`"org/name"` or
-            `"hf:org/name@revision"`) or a .gguf file.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters; None for the stored one.
-
-    Returns:
-        The model. Type checkers know the class of bundled models.
-
-    Raises:
-        StorageError: If the model does not exist or it cannot be read.
-    """
-    if not is_clearhead_model(name) and checkpoint.is_third_party(name):
-        return convert.load_from_reader(checkpoint.open_checkpoint(name), device=device, dtype=dtype)
-    return _load_from_folder(name, device, dtype)
-
-
-def _load_from_folder(name: str | Path, device: str | torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """Load a clearhead model; of an unfinished run its newest checkpoint, with a warning."""
-    run = unfinished_run(name)
-    if run is None:
-        model: nn.Module = storage.load_checkpoint(model_folder(name), device=device, dtype=dtype)
-        return model
-    model, step = load_newest_checkpoint(run)
-    message = f"{run} is not finished; its checkpoint of step {step:,} is used"
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
-    return model.to(device=device, dtype=dtype)
-
-
-@explain_keywords
-def export(pipeline: Pipeline, folder: str | Path, *, family: str | None = None) -> str:
-    """Export a model with its tokenizer to a new folder that transformers loads.
-
-    Args:
-        pipeline: The model.
-        folder: A folder that does not exist or is empty.
-        family: Name of the family; by default the one that the model was loaded as, or else the first that can express
-            it.
-
-    Returns:
-        The name of the family.
-
-    Raises:
-        StorageError: If the folder is not empty, or no family can express the model.
-    """
-    files = _text_files(pipeline)
-    source_keys = {} if pipeline.source is None else dict(pipeline.source.config)
-    source_keys |= json.loads(files.get("generation_config.json", "{}"))
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id")
-    keys: dict[str, Any] = {name: source_keys[name] for name in names if name in source_keys}
-    preferred = None if pipeline.source is None else convert.detect_family(pipeline.source).name
-    return convert.export_third_party(
-        pipeline.model, folder, family=family, preferred=preferred, keys=keys, files=files
-    ).name
-
-
-def _text_files(pipeline: Pipeline) -> dict[str, str]:
-    """Return tokenizer and settings files by name: those of a third-party folder unchanged, else converted."""
-    if pipeline.source is not None and pipeline.source.path.is_dir():
-        files = tokenizer_files.tokenizer_files(pipeline.source)
-        if "tokenizer.json" not in files and pipeline.source_tokenizer is not None:
-            files["tokenizer.json"] = pipeline.source_tokenizer.to_json()
-        return files
-    try:
-        tokenizer = pipeline.tokenizer
-    except DataError:
-        return {}  # not a model of text
-    settings = pipeline.generation_settings
-    max_len = getattr(pipeline.model.config, "max_len", None)
-    tokenizer_config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_len}
-    if isinstance(tokenizer, HFTokenizer):  # of a .gguf file
-        tokenizer_config |= tokenizer.specials
-        ids = {role: tokenizer.encode(token)[-1] for role, token in tokenizer.specials.items()}
-    else:
-        ids = {"pad_token": tokenizer.pad_id, "bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-        tokenizer_config |= dict(zip(ids, tokenizer.tokens(list(ids.values())), strict=True))
-    generation_config: dict[str, object] = {f"{role}_id": id_ for role, id_ in ids.items() if role in _ROLES}
-    generation_config["eos_token_id"] = settings.stop_ids[0] if len(settings.stop_ids) == 1 else settings.stop_ids
-    if isinstance(pipeline.model, EncoderDecoder):
-        (generation_config["decoder_start_token_id"],) = settings.decoder_start_ids
-    if isinstance(settings.strategy, BeamSearch):
-        generation_config["num_beams"] = settings.strategy.width
-        generation_config["length_penalty"] = settings.strategy.length_penalty
-        generation_config["early_stopping"] = settings.strategy.early_stopping
-    files = {
-        "tokenizer.json": tokenizer_json(tokenizer, ends_with_eos=pipeline.task == "translation"),
-        "tokenizer_config.json": json.dumps(tokenizer_config, indent=2, ensure_ascii=False) + "\n",
-        "generation_config.json": json.dumps(generation_config, indent=2) + "\n",
-    }
-    template = None if pipeline.source is None else pipeline.source.template()
-    return files if template is None else {**files, "chat_template.jinja": template}
-
-
-def tokenizer_json(tokenizer: Tokenizer, *, ends_with_eos: bool = False) -> str:
-    """Return a tokenizer as JSON of the `tokenizers` library, with the same ids and the same decoded text.
-
-    Args:
-        tokenizer: The tokenizer.
-        ends_with_eos: Whether the id that ends a text is added, as the encoder of a translator expects.
-    """
-    with optional_dependency(TOKENIZERS_MISSING):
-        from tokenizers import Regex, decoders, models, pre_tokenizers, processors
-        from tokenizers import Tokenizer as Inner
-
-    if isinstance(tokenizer, HFTokenizer):
-        return tokenizer.to_json()
-    special: list[str] = []
-    if isinstance(tokenizer, ByteLevelBPE):
-        inner: Any = Inner.from_str(tokenizer.to_json())
-    elif isinstance(tokenizer, CharTokenizer):
-        unknown = [UNK] if tokenizer.unknown else []
-        special = [PAD, BOS, EOS, *unknown]
-        vocabulary = {token: id_ for id_, token in enumerate([*special, *tokenizer.alphabet])}
-        inner = Inner(models.WordLevel(vocabulary, *unknown))
-        inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        inner.decoder = decoders.Fuse()
-    elif isinstance(tokenizer, WordLevelTokenizer):
-        special = list(tokenizer.special)
-        inner = Inner(models.WordLevel({symbol: id_ for id_, symbol in enumerate(tokenizer.symbols)}))
-        inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    else:
-        raise DataError(
-            f"a {type(tokenizer).__name__} tokenizer cannot be exported; expected characters, symbols, byte-level BPE "
-            "or a Hugging Face tokenizer"
-        )
-    inner.add_special_tokens(special)
-    if ends_with_eos:
-        (eos,) = tokenizer.tokens([tokenizer.eos_id])
-        inner.post_processor = processors.TemplateProcessing(
-            single=f"$A {eos}", special_tokens=[(eos, tokenizer.eos_id)]
-        )
-    return str(inner.to_str())

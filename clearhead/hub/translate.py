@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from clearhead.data.packing import Ragged
 from clearhead.data.tasks.translation import encode_sources
 from clearhead.errors import DataError
@@ -137,46 +135,56 @@ def translations(
     pipeline.require("translation")
     require_list(texts)
     settings = pipeline.generation_settings if settings is None else settings
-    tokenizer = pipeline.tokenizer
+    strategy = settings.strategy if strategy is None else strategy
     rows = [row for row, text in enumerate(texts) if text.strip()]
     results = [Translation(text, "", (), ()) for text in texts]
     if not rows:
         return results
-    stripped = [texts[row].strip() for row in rows]
-    if pipeline.source is not None:
-        sources = Ragged.of([tokenizer.prompt(text) for text in stripped])
+    sources = _encode(pipeline, [texts[row].strip() for row in rows])
+    order = sources.lengths.sort(stable=True).indices
+    n_done = 0
+    for indices in order.split(batch_size):
+        ids, lengths = sources.padded(indices, fill=0)
+        prompts = [row[:n] for row, n in zip(ids, lengths.tolist(), strict=True)]
+        generated = generate(
+            pipeline.model,
+            prompts,
+            strategy=strategy,
+            max_new_tokens=_max_new_tokens(pipeline, settings, max_new_tokens, int(lengths.max())),
+            decoder_start_ids=settings.decoder_start_ids,
+            stop_ids=settings.stop_ids,
+            logits_processors=settings.logits_processors,
+        ).to("cpu")  # one copy, instead of one per sequence
+        for row, i in enumerate(indices.tolist()):
+            target = pipeline.tokenizer.decode(generated.sequence(row).tolist()).strip()
+            target_ids = generated.sequence(row, with_stop=True).tolist()
+            results[rows[i]] = Translation(texts[rows[i]], target, tuple(prompts[row].tolist()), tuple(target_ids))
+        n_done += len(indices)
+        on_done(n_done)
+    return results
+
+
+def _encode(pipeline: Pipeline, texts: Sequence[str]) -> Ragged:
+    """Return the ids of texts; raise `DataError` if one is longer than the model's maximum."""
+    if pipeline.source is None:
+        sources = encode_sources(pipeline.tokenizer, texts)
     else:
-        sources = encode_sources(tokenizer, stripped)
-    lengths = sources.lengths.tolist()
+        sources = Ragged.of([pipeline.tokenizer.prompt(text) for text in texts])
     max_len = getattr(pipeline.model.config, "max_len", None)
-    for text, length in zip(stripped, lengths, strict=True):
+    for text, length in zip(texts, sources.lengths.tolist(), strict=True):
         if max_len is not None and length > max_len:
             raise DataError(
                 f"a text has {length} tokens, longer than the {max_len} that {pipeline.name} was trained for: "
                 f"{text[:40]!r}…; split it into sentences"
             )
-    order = sorted(range(len(rows)), key=lambda i: lengths[i])
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
-        ids, batch_lengths = sources.padded(torch.tensor(indices), fill=0)
-        prompts = [row[:n] for row, n in zip(ids, batch_lengths.tolist(), strict=True)]
-        default = 2 * max(lengths[i] for i in indices) + 8
-        limit = settings.new_tokens(len(settings.decoder_start_ids), max_new_tokens, default)
-        config = pipeline.model.config
-        if isinstance(config, EncoderDecoderConfig) and isinstance(config.positions, LearnedPositions):
-            limit = min(limit, config.max_len - len(settings.decoder_start_ids))
-        generated = generate(
-            pipeline.model,
-            prompts,
-            strategy=settings.strategy if strategy is None else strategy,
-            max_new_tokens=limit,
-            decoder_start_ids=settings.decoder_start_ids,
-            stop_ids=settings.stop_ids,
-            logits_processors=settings.logits_processors,
-        ).to("cpu")  # one copy, instead of one per sequence
-        for row, i in enumerate(indices):
-            target = tokenizer.decode(generated.sequence(row).tolist()).strip()
-            target_ids = generated.sequence(row, with_stop=True).tolist()
-            results[rows[i]] = Translation(texts[rows[i]], target, tuple(prompts[row].tolist()), tuple(target_ids))
-        on_done(min(start + batch_size, len(order)))
-    return results
+    return sources
+
+
+def _max_new_tokens(pipeline: Pipeline, settings: GenerationSettings, requested: int | None, longest: int) -> int:
+    """Return the largest number of new tokens for a batch whose longest text has `longest` tokens."""
+    n_start_ids = len(settings.decoder_start_ids)
+    limit = settings.new_tokens(n_start_ids, requested, default=2 * longest + 8)
+    config = pipeline.model.config
+    if isinstance(config, EncoderDecoderConfig) and isinstance(config.positions, LearnedPositions):
+        limit = min(limit, config.max_len - n_start_ids)
+    return limit

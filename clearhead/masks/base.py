@@ -120,8 +120,11 @@ class Mask(ABC):
         Returns:
             Bools of shape (*batch_shape, *common shape of p and j)."""
         for name, positions in (("p", p), ("j", j)):
+            if not isinstance(positions, Tensor):
+                raise DtypeError(f"{name} is a {type(positions).__name__}; expected a tensor of integer positions")
             if positions.dtype.is_floating_point or positions.dtype == torch.bool:
                 raise DtypeError(f"{name} has dtype {positions.dtype}; expected integer positions (torch.int64)")
+        _check_size("keys", keys)
         p, j = p.long(), j.long()  # narrower integers would overflow in differences and hashes
         allowed = self.test(p, j, PairGrid(keys, query_offset))
         return allowed.broadcast_to((*self.batch_shape, *common_shape([tuple(p.shape), tuple(j.shape)])))

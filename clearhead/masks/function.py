@@ -64,6 +64,10 @@ def from_function(
     """
     T = check_integer(T, "from_function: T", least=1)
     S = T if S is None else check_integer(S, "from_function: S", least=1)
+    batch, heads = (
+        None if size is None else check_integer(size, f"from_function: {name}", least=1)
+        for name, size in (("batch", batch), ("heads", heads))
+    )
     if T == S and batch is None and heads is None:
         n = T if T * T <= _MAX_PAIRS else min(T, _CORNER)
         corner = _evaluate(function, torch.arange(n)[:, None], torch.arange(n), device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from clearhead.errors import MaskError
-from clearhead.masks.base import Mask, check_integer, short_str
+from clearhead.masks.base import Mask, as_mask, check_integer, short_str
 from clearhead.masks.drawing import Drawing
 from clearhead.masks.grids import Axis, Grid
 from clearhead.masks.operators import leaves
@@ -69,7 +69,7 @@ def draw_on_grid(mask: Mask, position: int | None = None, *, positions: int | No
 
     Raises:
         MaskError: The mask has no grid, or the position is outside of it."""
-    grid = grid_of(mask)
+    grid = grid_of(as_mask(mask))
     if grid is None:
         raise MaskError(f"{short_str(mask)} has no grid; expected a mask with axis(mask, dim, grid=(…))")
     n = grid.positions

@@ -182,7 +182,8 @@ class Axis(Leaf):
         return (self.dim, *self.grid.sizes, *self.grid.tile)
 
     def __str__(self) -> str:
-        return f"axis({self.mask}, {self.dim}, {self.grid})"
+        # Converted with !s, because torch.compile cannot format objects in an f-string.
+        return f"axis({self.mask!s}, {self.dim}, {self.grid!s})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -366,4 +367,4 @@ def _sizes(value: object, name: str) -> tuple[int, ...]:
 
 def _numbers(sizes: tuple[int, ...]) -> str:
     """Return sizes in the notation of Python's tuples."""
-    return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(map(str, sizes))})"
+    return f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join([str(size) for size in sizes])})"

@@ -258,6 +258,8 @@ class Stack(Module):
 
 def validate_ids(ids: Tensor, name: str = "ids") -> None:
     """Raise unless `ids` is a batch of token ids."""
+    if not isinstance(ids, Tensor):
+        raise DtypeError(f"{name} are a {type(ids).__name__}; expected a tensor of token ids (batch, length)")
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"{name} are {ids.dtype}; expected token ids of torch.int64 or torch.int32")
     if ids.dim() != 2:

@@ -223,7 +223,10 @@ def _query_offset(T: int, S: int, mask: Mask | None) -> int:
             f"{T} queries attend to {S} keys of another sequence, for which a mask of positions is not defined; select "
             "the self-attention layers with apply_mask(model, mask, layers=…)"
         )
-    if mask is not None and not mask.dense(T, S, query_offset=S - T)[..., -1, -1].all():
+    if mask is None:
+        return S - T
+    last = torch.tensor(S - 1, device=mask.device)
+    if not mask.allows(last, last, keys=S, query_offset=S - T).all():
         raise MaskError(
             "the last query may not attend to the last key, so the model uses a preallocated cache; use a cache that "
             "grows"

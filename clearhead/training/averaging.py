@@ -1,7 +1,8 @@
 """Averages of the parameters over a run, for validation and for the exported model.
 
 The state of an average is a dictionary of tensors that is empty at first and is part of every checkpoint. Its keys are
-the parameter names, or end in them. The model itself is trained as if there were no average."""
+the parameter names, or end in them. The model itself is trained as if there were no average. Persistent buffers, such
+as the statistics of batch normalization, are averaged too, except for integers, which have their last value."""
 
 from __future__ import annotations
 
@@ -36,8 +37,10 @@ class EMA(Validated):
             state.update({name: weight.detach().clone() for name, weight in weights.items()})
             return
         decay = min(self.decay, (1 + step) / (10 + step))
-        average = [local(state[name]) for name in weights]
-        torch._foreach_lerp_(average, [local(weight.detach()) for weight in weights.values()], 1.0 - decay)
+        floating = {name: local(weight.detach()) for name, weight in weights.items() if weight.is_floating_point()}
+        torch._foreach_lerp_([local(state[name]) for name in floating], list(floating.values()), 1.0 - decay)
+        for name in weights.keys() - floating.keys():
+            state[name].copy_(weights[name])
 
     def value(self, state: Weights) -> Weights | None:
         """Return the averaged parameters, or None if there are none yet."""
@@ -70,12 +73,16 @@ class CheckpointAverage(Validated):
         """Return the averaged parameters, or None if there are none yet."""
         if not (steps := _steps(state)):
             return None
-        names = [name.partition("/")[2] for name in state if name.startswith(f"{steps[0]}/")]
-        mean = {name: state[f"{steps[0]}/{name}"].clone() for name in names}
-        for name, weight in mean.items():
-            for step in steps[1:]:
-                local(weight).add_(local(state[f"{step}/{name}"]))
-            local(weight).div_(len(steps))
+        mean: Weights = {}
+        for name in [name.partition("/")[2] for name in state if name.startswith(f"{steps[0]}/")]:
+            snapshots = [state[f"{step}/{name}"] for step in steps]
+            if not snapshots[0].is_floating_point():
+                mean[name] = snapshots[-1].clone()
+                continue
+            mean[name] = snapshots[0].clone()
+            for snapshot in snapshots[1:]:
+                local(mean[name]).add_(local(snapshot))
+            local(mean[name]).div_(len(steps))
         return mean
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.validation import require
 from clearhead.nn.positions import LearnedPositionEmbedding, T5Bias
 from clearhead.training.distributed import full_tensor
 
@@ -56,6 +57,9 @@ def adamw(
         for names, strength in ((decay, weight_decay), (no_decay, 0.0))
         if names
     ]
+    require(
+        bool(groups), "no parameter of the model requires a gradient; call requires_grad_(True) on those to be trained"
+    )
     devices = ("cpu", "cuda", "xpu", "mps")
     fused = all(p.is_floating_point() and p.device.type in devices for p in parameters.values())
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused or None)

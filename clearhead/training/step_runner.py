@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import Batch
+from clearhead.models import storage
 from clearhead.nn import ExpertsFeedForward
 from clearhead.nn.modes import eval_mode, iter_modules
 from clearhead.ops.cuda_graph import CUDAGraphs, GraphBackend
@@ -120,7 +121,7 @@ class StepRunner:
     def eval_step(self, batches: Iterable[Batch], weights: dict[str, Tensor] | None = None) -> tuple[Tensor, int]:
         """Return the sums of losses (unsmoothed) and correct labels over the batches, and the number of labels.
 
-        `weights` replaces the parameters during the evaluation."""
+        `weights` replaces parameters and buffers of these names during the evaluation."""
         sums = torch.zeros(2, dtype=widest(self._world.device), device=self._world.device)
         labels = 0
         # Compiling for evaluation would take longer than evaluating.
@@ -168,19 +169,19 @@ def widest(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def swapped_weights(model: nn.Module, weights: dict[str, Tensor] | None) -> Iterator[None]:
-    """Replace the parameters inside the block, and restore them bit for bit afterwards."""
+    """Replace parameters and buffers inside the block, and restore them bit for bit afterwards."""
     if weights is None:
         yield
         return
-    parameters = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
-    backup = {name: parameter.clone() for name, parameter in parameters.items()}
+    current = {names[0]: local(tensor).detach() for names, tensor in storage.named_tensors(model)}
+    backup = {name: current[name].clone() for name in weights}
     try:
-        for name, parameter in parameters.items():
-            parameter.copy_(local(weights[name]).detach())
+        for name, weight in weights.items():
+            current[name].copy_(local(weight).detach())
         yield
     finally:
-        for name, parameter in parameters.items():
-            parameter.copy_(backup[name])
+        for name, weight in backup.items():
+            current[name].copy_(weight)
 
 
 # ---------------------------------------------------------------------- CUDA graphs

@@ -185,7 +185,7 @@ class SpeechData(DataConfig):
 def _missing_data_error(task: str, expected: str) -> DataError:
     return DataError(
         f"the task {task} needs data: expected {expected}; run `clearhead data` to list and download data sets, then "
-        f"`clearhead train {task} --data PATH` (in Python, data=PATH)"
+        "give the path with --data PATH (in Python, data=PATH)"
     )
 
 

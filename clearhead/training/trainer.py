@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clearhead._core.atomic_io import wrap_os_errors
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.validation import validate
 from clearhead.data import Batch, Batches, Split, Task
 from clearhead.errors import ConfigError, StorageError
 from clearhead.training import checkpoint as checkpoints
 from clearhead.training import checkpoint_tensors, optimizer
-from clearhead.training.callbacks import Callbacks, Log, TrainRow, ValidRow, combine
+from clearhead.training.callbacks import Callbacks, Log, RunInfo, TrainRow, ValidRow, combine
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import FSDP, World, choose_device, copy_full_tensors, copy_on_device, full_tensor
 from clearhead.training.prefetch import BatchInfo, Prefetcher, kernels_for
@@ -65,7 +66,7 @@ class Trainer:
         model: nn.Module,
         task: Task,
         config: TrainConfig,
-        folder: Path,
+        folder: Path | str,
         *,
         world: World | None = None,
         progress: Callbacks = None,
@@ -77,7 +78,7 @@ class Trainer:
         self.recipe, self.missing = recipe_from_model(model, task, config) if recipe is None else (recipe, [])
         self.task = task
         self.config = config
-        self.folder = folder
+        self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.world = World(device=choose_device(config.device)) if world is None else world
         self.progress = combine(progress if self.world.is_first else None)
@@ -127,14 +128,8 @@ class Trainer:
         Raises:
             DivergedError: The loss or its gradient is not finite.
         """
-        if self.world.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._log_file = Log(self.folder, after=self.state.step)
-        info = describe(self)
-        self.progress.on_train_begin(info)
-        self._interval_started = time.perf_counter()
-        self._started = self._interval_started - self.state.seconds
         try:
+            info = self._begin()
             with kernels_for(self.config.batch), training_mode(self.model):
                 ending = self._train(signals)
             self._check_finite()
@@ -150,6 +145,18 @@ class Trainer:
         self.summary = summarize(self, info, ending, signals)
         self.progress.on_train_end(self.summary)
         return ending
+
+    def _begin(self) -> RunInfo:
+        """Open the log and start the clocks."""
+        if self.world.is_first:
+            with wrap_os_errors(f"cannot train in {self.folder}", advice="choose another folder"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._log_file = Log(self.folder, after=self.state.step)
+        info = describe(self)
+        self.progress.on_train_begin(info)
+        self._interval_started = time.perf_counter()
+        self._started = self._interval_started - self.state.seconds
+        return info
 
     def _train(self, signals: Sequence[str]) -> Ending:
         config = self.config
@@ -284,7 +291,7 @@ class Trainer:
         """Return the mean loss (unsmoothed, in nats) and the accuracy over all validation labels.
 
         Args:
-            weights: Parameters to evaluate; by default the current ones.
+            weights: Parameters and buffers to evaluate by name; by default the current ones.
         """
         # Every validation has the same batches, those of epoch 0.
         sums, n = self.step_runner.eval_step(self.validation.epoch_batches(0), weights)

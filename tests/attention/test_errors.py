@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.attention import Additive, Bilinear, GumbelSoftmax, HardMax, Softmax, StraightThrough, attend
+from clearhead.attention import (
+    Additive,
+    Bilinear,
+    GumbelSoftmax,
+    HardMax,
+    Scaled,
+    ScaledDot,
+    Softmax,
+    StraightThrough,
+    attend,
+)
+from clearhead.attention.biases import alibi
 from clearhead.errors import (
     ClearheadError,
     ConfigError,
@@ -31,6 +42,15 @@ def q(*shape, dtype=torch.float32):
         (lambda: attend(q(5, 7), q(), q()), ShapeError, r"q has shape \(5, 7\); expected \(batch, heads"),
         (lambda: attend(q(dtype=torch.int64), q(), q()), DtypeError, "q is torch.int64.*embed ids"),
         (lambda: attend([1], q(), q()), DtypeError, "q is a list"),
+        (
+            lambda: attend(*[q(dtype=torch.float8_e4m3fn)] * 3),
+            DtypeError,
+            "q is torch.float8_e4m3fn.*16, 32 or 64 bits",
+        ),
+        (lambda: attend(q(), q().to("meta"), q()), DtypeError, "are on cpu, meta, cpu; move them to one device"),
+        (lambda: attend(q(), q(), q(), bias=q(5, 5).to("meta")), DtypeError, "bias is on meta and q on cpu; move them"),
+        (lambda: attend(q(), q(), q(), query_offset="1"), MaskError, "query_offset.* is '1'; expected a whole number"),
+        (lambda: attend(q(), q(), q(), bias=alibi(3), query_offset=-1), MaskError, "query_offset.* is -1"),
         (lambda: attend(q(), q(dtype=torch.float64), q()), DtypeError, "convert them to one dtype"),
         (lambda: attend(q(), q(2, 3, 5, 11), q()), ShapeError, "queries have width 7 and keys 11.*Bilinear"),
         (lambda: attend(q(), q(2, 2, 5, 7), q(2, 2, 5, 7)), ShapeError, "3 query heads.*2 key/value heads"),
@@ -60,6 +80,9 @@ def q(*shape, dtype=torch.float32):
             "bias is a float; expected a floating-point tensor",
         ),
         (lambda: attend(q(), q(), q(), scores="dot"), DtypeError, r"scores is 'dot'.*ScaledDot\(\)"),
+        (lambda: attend(q(), q(), q(), scores=ScaledDot), DtypeError, r"scores is <class .*ScaledDot\(\)"),
+        (lambda: attend(q(), q(), q(), scores=Scaled(float("nan"))), ConfigError, "scale is nan; expected a number"),
+        (lambda: attend(q(), q(), q(), impl=["sdpa"]), ImplementationError, 'is unknown; choose one of "auto"'),
         (lambda: attend(q(), q(), q(), scores=Softmax()), DtypeError, r"scores is Softmax\(.*ScaledDot\(\)"),
         (lambda: attend(q(), q(), q(), normalizer=None), DtypeError, r"normalizer is None.*Softmax\(\)"),
         (lambda: attend(q(), q(), q(), normalizer=HardMax), DtypeError, r"normalizer is <class .*HardMax.*Softmax\(\)"),

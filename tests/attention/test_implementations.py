@@ -16,6 +16,7 @@ from clearhead.attention import Bilinear, Dot, GumbelSoftmax, HardMax, ScaledDot
 from clearhead.errors import ShapeError
 from clearhead.masks import (
     allow,
+    axis,
     causal,
     documents,
     every,
@@ -32,6 +33,7 @@ from tests.support.attention_accuracy import (
     forward_backward,
     run_implementations,
 )
+from tests.support.attention_oracle import attention_by_hand
 
 
 def compare_sdpa(shape, dtype, **kwargs):
@@ -295,6 +297,15 @@ def test_low_temperature_does_not_overflow(temperature):
     k, v = (torch.tensor(x).view(1, 1, 3, 1) for x in ([1e18, -1e18, 9e17], [1.0, 2.0, 3.0]))
     for mask in (None, prefix(3)):
         assert attend(q, k, v, mask, normalizer=Softmax(temperature)).flatten().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference", "sdpa"])
+def test_grid_mask_of_keys_with_more_queries_than_keys_equals_attention_by_hand(impl):
+    q, k, v = (torch.randn(2, n, 3, dtype=torch.float64) for n in (7, 5, 5))
+    mask = axis(prefix(2), 0, grid=(7,))  # positions 0 to 6, of which 5 are keys
+    out = attend(q[None], k[None], v[None], mask, query_offset=0, impl=impl)[0]
+    expected = attention_by_hand(q, k, v, torch.arange(5) < 2)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
 
 
 def test_cached_mask_row_is_rebuilt_if_mask_or_length_changes():

@@ -230,3 +230,15 @@ def test_attend_of_huge_scores_compiled_in_float64_returns_finite_values():
     q, k = q * 1e20, k * 1e20
     compiled = torch.compile(lambda q, k, v: attend(q, k, v, causal()), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), attend(q, k, v, causal(), impl="reference"))
+
+
+@pytest.mark.parametrize("mask", [causal() & documents([0] * 3 + [1] * 4), window(2, 1)], ids=["intervals", "plan"])
+def test_second_derivative_of_sparse_raises_and_first_derivative_is_exact(mask):
+    """The gradient of a sum is a constant, with which torch would ignore a penalty on gradients silently."""
+    x = inputs(2, 7, 4).requires_grad_()
+    out = attend(x, x, x, mask, impl="sparse")
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(attend(x, x, x, mask, impl="reference").sum(), x)
+    torch.testing.assert_close(gradient, expected)
+    with pytest.raises(ImplementationError, match="no second derivatives"):
+        gradient.square().sum().backward()

@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from clearhead import __version__
+from clearhead.cli import main
 from clearhead.cli.app import _COMMANDS, app, every_command
 from clearhead.cli.options import decoding_strategy
 from clearhead.data import train_bpe
@@ -120,10 +121,32 @@ class TestMask:
             "expression": "window(2, 2) | every(4)",
             "queries": 16,
             "keys": 16,
+            "pairs": 256,
             "allowed": 120,
             "density": 0.46875,
             "sparsity": 0.53125,
         }
+
+    def test_mask_per_head_counts_the_pairs_of_all_heads(self, cli):
+        arguments = ("mask", "per_head(causal(), window(1, 0), repeat=2)", "-n", 6)
+        allowed = 2 * (6 * 7 // 2 + 2 * 6 - 1)  # heads 0 and 1 are causal, 2 and 3 see two keys each
+        assert f"{allowed} of {4 * 36} pairs, density {allowed / 144:.3g}, sparsity" in cli(*arguments).out
+        document = cli(*arguments, "--json").json
+        assert (document["pairs"], document["allowed"]) == (144, allowed)
+        assert document["density"] == allowed / 144
+
+    @pytest.mark.parametrize("option", [("--plan",), ("--position", 3), ("--device", "cpu")])
+    def test_mask_options_of_masks_reject_a_bias(self, cli, option):
+        ran = cli("mask", "alibi(8)", *option)
+        assert ran.code == 1
+        assert ran.err == "clearhead: alibi(8) is a bias; --plan, --device and --position are for masks\n"
+
+    @pytest.mark.parametrize("expression", ["causal()", "alibi(2)"])
+    def test_mask_svg_with_another_ending_is_an_error(self, cli, tmp_path, expression):
+        ran = cli("mask", expression, "--svg", tmp_path / "mask.png")
+        assert ran.code == 1
+        assert ran.err == "clearhead: cannot write mask.png: unknown file type; end it in .svg\n"
+        assert not (tmp_path / "mask.png").exists()
 
     def test_mask_counts_a_million_tokens(self, cli):
         ran = cli("mask", "causal() & (window(256, 0) | every(64))", "-n", 1_000_000, "--json")
@@ -293,7 +316,9 @@ class TestModels:
         [
             (["translate"], "nothing to translate"),
             (["translate", "Hi", "--model", "sort-dedup"], "was trained for sort-dedup"),
-            (["translate", "Hi", "--beam", "0"], "expected at least 1 (1 is greedy)"),
+            (["translate", "Hi", "--beam", "0"], "--beam is 0; expected 1 to 1000 (1 is greedy)"),
+            (["translate", "Hi", "--beam", "1000000"], "--beam is 1000000; expected 1 to 1000 (1 is greedy)"),
+            (["translate", "--file", "/"], "/ cannot be read: Is a directory; give a text file in UTF-8"),
             (["translate", "word " * 300], "split it into sentences"),
             (["translate", "--file", "/nowhere.txt"], "cannot be read"),
             (["evaluate", "en_es"], "did you mean 'en-es'?"),
@@ -439,6 +464,17 @@ class TestPlot:
         assert cli("plot", name, "-o", path).code == 0
         start = path.read_bytes()[:200]
         assert start.startswith(b"\x89PNG") if ending == ".png" else b"<?xml" in start
+
+
+def test_interruption_while_commands_are_imported_exits_with_status_130(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert ending.value.code == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_demo_draws_a_mask_and_translates(cli):

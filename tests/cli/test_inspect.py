@@ -187,7 +187,9 @@ class TestInterpretabilityViews:
             "import torch\nfrom clearhead.models import Decoder, DecoderConfig\n\n\ndef make():\n"
             "    torch.manual_seed(0)\n"
             "    return Decoder(DecoderConfig(vocab_size=31, d_model=24, n_heads=6, n_layers=2))\n\n\n"
-            "def wrapped():\n    return torch.nn.Sequential(make())\n",
+            "def wrapped():\n    return torch.nn.Sequential(make())\n\n\n"
+            "def table():\n    return torch.nn.Embedding(31, 5)\n\n\n"
+            "def linear():\n    return torch.nn.Linear(5, 3)\n",
             encoding="utf-8",
         )
         monkeypatch.chdir(tmp_path)
@@ -203,6 +205,11 @@ class TestInterpretabilityViews:
         assert unknown.code == 1
         assert "--vocab-size" in unknown.err
         assert "expected token ids from 0 to 30" in cli("inspect", "toy_module:make", "3 31").err
+        message = cli("inspect", "toy_module:table", "36", "--vocab-size", 37).err
+        assert message.startswith("clearhead: toy_module:table could not be called with this input: IndexError: ")
+        assert message.count("\n") == 1
+        without_attention = cli("inspect", "toy_module:linear", "--input-dim", 5)
+        assert "because it has no attention layers" in without_attention.err
 
 
 @pytest.mark.bad_input
@@ -236,13 +243,14 @@ class TestInterpretabilityViews:
         (["shakespeare", "x" * 300], "takes at most 256"),
         (["digits-vit", "nowhere.png"], "image file nowhere.png does not exist"),
         (["digits-vit", __file__], "cannot be read as an image"),
-        (["digits-conv", __file__], "has no attention; choose a Transformer"),
+        (["digits-conv", __file__], "and no attention; choose a Transformer"),
         (["en_es", SENTENCE], "did you mean 'en-es'?"),
     ],
 )
 def test_invalid_input_is_a_one_line_error(cli, arguments, message):
     ran = cli("inspect", *arguments)
     assert ran.code == 1
+    assert ran.out == ""
     assert ran.err.startswith("clearhead: ")
     assert ran.err.count("\n") == 1
     assert message in ran.err

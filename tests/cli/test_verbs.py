@@ -33,6 +33,10 @@ def test_embed_writes_vectors_and_lists_similar_pairs(cli, tmp_path):
     assert f"{pairs[0][0]:.3f}" in printed
     assert f"4 vectors of dimension {vectors.shape[1]}" in printed
     torch.testing.assert_close(load_file(safetensors_path)["vectors"], vectors)
+    assert cli(*arguments, "--out", tmp_path / "V.NPZ").code == 0
+    assert np.load(tmp_path / "V.NPZ")["texts"].tolist() == texts
+    missing = cli("embed", tmp_path / "texts.txt", "--model", "nowhere", "--out", npz_path)
+    assert missing.err.startswith("clearhead: 'nowhere' is not a bundled model")
     assert "end it in .npz, .safetensors" in cli(*arguments, "--out", tmp_path / "v.txt").err
     assert "expected an Encoder" in cli("embed", tmp_path / "texts.txt", "--model", "shakespeare").err
 

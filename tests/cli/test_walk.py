@@ -73,7 +73,8 @@ def test_walk_generates_max_new_tokens(cli):
         (["shakespeare", "x" * 300], "takes at most 256"),
         (["sort-dedup", ""], "pass letters separated by blanks"),
         (["digits-vit", "nowhere.png"], "image file nowhere.png does not exist"),
-        (["digits-conv", __file__], "has no attention; choose a Transformer"),
+        (["spoken-digits", __file__], "spoken-digits has the type CTCEncoder, which has no walkthrough"),
+        (["digits-conv", __file__], "and no attention; choose a Transformer"),
         (["en_es", "Hello"], "did you mean 'en-es'?"),
     ],
 )

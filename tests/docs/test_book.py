@@ -21,11 +21,12 @@ from clearhead.course.exercises.starter_code import starters
 from clearhead.errors import ConfigError
 from clearhead.hub import names
 from clearhead.training import PRESETS
-from tests.docs.pages import DOCS, pages
+from tests.docs.pages import DOCS, pages, read_page
 
 PAGES = pages()
 CHAPTERS = [page for page in PAGES if re.match(r"book/\d\d-", page.name)]
 PLACEHOLDERS = {"NAME", "ID", "FILE", "FOLDER"}
+DISPLAYED = {"bars", "draw", "draw_on_grid", "figure_to_svg", "heat", "lines", "matrices", "table"}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,16 @@ def test_cells_assign_each_variable_in_its_own_statement(page):
                 )
 
 
+@pytest.mark.parametrize("page", [*PAGES, read_page("index.md")], ids=lambda page: page.name)
+def test_cells_display_every_table_and_picture(page):
+    for cell in page.cells:
+        tree = ast.parse(cell)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node is not tree.body[-1]:
+                function = ast.unparse(node.value.func).rpartition(".")[2]
+                assert function not in DISPLAYED, f"only the last line of a cell is displayed: {ast.unparse(node)}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_names_only_what_exists(page, command_line):
     claim_ids = set(claims())
@@ -108,6 +119,16 @@ def has_setting(recipe, name):
 def test_page_names_only_existing_studies(page):
     named = re.findall(r"python -m benchmarks study ([\w-]+)", page.text)
     assert set(named) <= set(STUDIES)
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, read_page("index.md"), read_page("benchmarks.md")], ids=lambda page: page.name
+)
+def test_rows_of_tables_have_one_cell_per_column(page):
+    prose = re.sub(r"```.*?```", "", page.text, flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
+        head, *rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert set(rows) == {head}, table
 
 
 def test_parse_command_with_unknown_names_raises(command_line):
@@ -254,6 +275,7 @@ def test_heat_with_small_squares_shows_a_color_scale(monkeypatch):
     assert texts([[2.0, 1.0]], 12)[-3:] == ["0.00", "1.00", "2.00"]
     assert texts([[2.0, -1.0]], 12)[-3:] == ["−2.00", "0.00", "2.00"]
     assert texts([[2.0, 1.0]], 40)[-2:] == ["2.00", "1.00"]
+    assert texts([[1.0, -0.001]], 40)[-2:] == ["1.00", "0.00"]
 
 
 def test_downloaded_notebooks_contain_the_modules_and_files_that_pages_read(monkeypatch):

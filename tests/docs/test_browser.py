@@ -1,10 +1,13 @@
-"""A notebook's styles for tables do not change the brackets of worksheets in a browser."""
+"""In a browser: notebook styles do not change worksheets, and the site's styles do not cut equations."""
 
 from __future__ import annotations
+
+import importlib
 
 import pytest
 
 from clearhead.course import exercises
+from tests.docs.pages import DOCS
 from tests.support.browser import BROWSER
 
 pytestmark = [
@@ -50,3 +53,19 @@ def test_notebook_styles_do_not_change_worksheet_tables():
         assert float(table["left"].removesuffix("px")) > 0
         assert table["hooks"].startswith("linear-gradient")
         assert table["layout"] == "auto"
+
+
+def test_limits_of_sums_are_inside_the_box_of_an_equation(monkeypatch):
+    pytest.importorskip("sphinx")
+    from playwright.sync_api import sync_playwright
+
+    monkeypatch.syspath_prepend(DOCS)
+    equation = importlib.import_module("mathml").mathml(r"\prod_{t=1}^{T} P(y_t) = \sum_{i=1}^{N} w_i", block=True)
+    style = (DOCS / "_static" / "site.css").read_text(encoding="utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 390, "height": 400})
+        tab.set_content(f"<style>{style}</style><div class=math>{equation}</div>")
+        content, box = tab.locator(".math").evaluate("element => [element.scrollHeight, element.clientHeight]")
+        browser.close()
+    assert content <= box

@@ -39,13 +39,15 @@ def test_every_public_name_has_an_example(package):
 @pytest.mark.parametrize("package", api_reference.PACKAGES)
 def test_source_link_points_to_the_definition(package):
     for name, value in exported(package).items():
-        if not (inspect.isclass(value) or inspect.isfunction(value)):
+        if not (inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value))):
             continue
         (link,) = api_reference._source(value)
         path, line = re.search(r"\[(\S+), line (\d+)\]", link).groups()
-        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
+        assert "__" not in path, "Markdown would render it as bold"
+        lines = (ROOT / path.replace("\\_", "_")).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
         definition = next(text for text in lines if not text.startswith(("@", " ", ")")))
         assert re.match(rf"(class|def) {value.__name__}\b", definition), name
+        assert api_reference._summary(value), name
 
 
 def test_package_index_lists_every_package_and_the_names_of_clearhead():
@@ -63,8 +65,11 @@ def test_entries_contain_no_addresses_and_no_folders_of_this_machine(package):
         if inspect.ismodule(value):
             continue
         entry = "\n".join(api_reference._entry(package, name, value))
-        assert not re.search(r" at 0x[0-9a-f]+|<lambda>|= …", entry), name
+        assert not re.search(r" at 0x[0-9a-f]+|<lambda>|= …|ForwardRef|type: ignore", entry), name
         assert str(ROOT) not in entry, name
+        if callable(value) and "```" in entry:
+            code = re.search(r"````python\n(.*?)````", entry, re.DOTALL)[1]
+            assert max(map(len, code.splitlines())) <= 160, name
 
 
 def test_prose_renders_examples_as_one_block_of_code():
@@ -75,6 +80,25 @@ def test_prose_renders_examples_as_one_block_of_code():
 def test_prose_removes_prompts_only_from_sessions_without_output():
     assert api_reference.prose("Example:\n    >>> f(1)\n    >>> f(2)") == "**Example**\n\n````python\nf(1)\nf(2)\n````"
     assert api_reference.prose(">>> f(1)\n2") == "````pycon\n>>> f(1)\n2\n````"
+
+
+def test_help_marks_options_as_code_only_outside_of_code():
+    text = "For `clearhead train text --data SHARDS`; --out and `--json` too."
+    assert api_reference._help(text) == "For `clearhead train text --data SHARDS`; `--out` and `--json` too."
+
+
+def test_prose_joins_the_lines_of_an_entry_of_a_section():
+    text = "Args:\n    ids: Ids. A\n    negative id is none.\n    *rest: Others."
+    assert api_reference.prose(text) == "**Args**\n\n- `ids`: Ids. A negative id is none.\n- `*rest`: Others."
+    assert api_reference.prose("Returns:\n    Ids,\n    and scores.") == "**Returns**\n\n- Ids, and scores."
+
+
+def test_entry_of_a_long_constant_ends_with_a_whole_name():
+    from clearhead.hub.checkpoint import FAMILIES
+
+    *names, last = "".join(api_reference._entry("hub.checkpoint", "FAMILIES", FAMILIES)).split("`")[-2].split()
+    assert last == "…"
+    assert {name.strip("[,'") for name in names} <= set(FAMILIES)
 
 
 def test_page_of_a_command_group_lists_its_subcommands(monkeypatch):

@@ -130,7 +130,7 @@ def test_run_panel_generates_and_shows_all_views(tab):
     tab.open("model?model=sort-dedup&text=D+A+A+C")
     tab.wait_for_view("attention")
     output = tab.page.locator(".answer-output")
-    assert output.inner_text().startswith("ACD")
+    assert output.inner_text().startswith("A C D")
     tab.page.locator(".thumb").nth(2).click()
     tab.page.wait_for_selector("#where:has-text('head 2')")
     assert is_image(tab.download(tab.page.locator("#stage .saving button").first))
@@ -160,7 +160,7 @@ def test_run_panel_generates_and_shows_all_views(tab):
     tab.wait_for_view("beams")
     text = tab.page.get_by_label("Text")
     text.fill("Z B B A")
-    tab.page.wait_for_selector(".answer-output:has-text('ABZ')")
+    tab.page.wait_for_selector(".answer-output:has-text('A B Z')")
     # The address contains the complete state.
     address = tab.hash
     tab.open(address)

@@ -64,6 +64,17 @@ def test_run_job_reports_an_error_as_one_sentence(error, message):
     assert "\n" not in event["error"]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"unknown name {'A' * 5000}", f"unknown name {'A' * 387}…"),
+        ("'x' is unknown: remove it, or use Some(…, n=1), which reads it", "'x' is unknown: remove it"),
+    ],
+)
+def test_run_job_shortens_an_error_for_the_page(text, message):
+    assert events_of(raising(ConfigError(text))) == [("error", {"error": message})]
+
+
 def test_run_job_reports_the_column_of_a_parse_error():
     assert events_of(raising(ParseError("column 4: no", column=4))) == [
         ("error", {"error": "column 4: no", "column": 4})
@@ -79,6 +90,10 @@ def test_run_job_sends_progress_and_rejects_nan():
     events = events_of(action)
     assert [kind for kind, _ in events] == ["progress", "part", "error"]
     assert events[1][1] == {"n": 1}
+
+
+def test_run_job_sends_lone_surrogates():
+    assert events_of(lambda request, context: {"text": "A\ud800é"}) == [("done", {"text": "A\ud800é"})]
 
 
 def test_checkpoint_stops_a_cancelled_request():

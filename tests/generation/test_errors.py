@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy
 import pytest
 import torch
 
@@ -81,6 +82,11 @@ def test_strategies_reject_invalid_options(make, message):
             "prompt 1 contains the id 23, but the model's vocabulary is 0 … 22",
         ),
         ([[1, -2]], {}, errors.ShapeError, "prompt 0 contains the id -2"),
+        ([[1], [2, 2**70]], {}, errors.ShapeError, "prompt 1 contains 1180591620717411303424; expected token ids"),
+        (None, {}, errors.DtypeError, "the prompt is a NoneType; expected ids"),
+        (3, {}, errors.DtypeError, "the prompt is a int; expected ids"),
+        (iter([[1]]), {}, errors.DtypeError, "the prompt is a list_iterator; expected ids"),
+        (torch.tensor(3), {}, errors.ShapeError, "the prompt has shape (); expected ids"),
         ("hello", {}, errors.DtypeError, "the prompt is a str; expected ids"),
         (["hello"], {}, errors.DtypeError, "prompt 0 is 'hello'; expected a row of ids"),
         ([[1.5]], {}, errors.DtypeError, "prompt 0 is [1.5]; expected token ids, whole numbers"),
@@ -93,6 +99,14 @@ def test_strategies_reject_invalid_options(make, message):
         ),
         ([[1]], {"max_new_tokens": 2.0}, errors.ConfigError, "max_new_tokens is 2.0"),
         ([[1]], {"stop_ids": -1}, errors.ConfigError, "stop_ids is -1; expected an id, several ids, or None"),
+        ([[1]], {"stop_ids": 2.5}, errors.ConfigError, "stop_ids is 2.5; expected an id, several ids, or None"),
+        ([[1]], {"stop_ids": torch.tensor(3)}, errors.ConfigError, "expected an id, several ids, or None"),
+        (
+            [[1]],
+            {"logits_processors": "min_length"},
+            errors.ConfigError,
+            "logits_processors is 'min_length'; expected LogitsProcessors(…)",
+        ),
         ([[1]], {"strategy": Greedy}, errors.ConfigError, "this is the class: add parentheses"),
         (
             [[1]],
@@ -135,7 +149,7 @@ def test_encoder_decoder_rejects_invalid_start_ids_and_lengths():
     model = encoder_decoder(positions=LearnedPositions(max_len=13), max_len=13)
     with raises(errors.ConfigError, "an encoder-decoder needs decoder_start_ids"):
         generate(model, [[1]])
-    for start in (VOCAB, -1, [], [1, True]):
+    for start in (VOCAB, -1, [], [1, True], 2.5, torch.tensor(3)):
         with raises(errors.ConfigError, "expected one id, or several, from the target's vocabulary, 0 … 22"):
             generate(model, [[1]], decoder_start_ids=start)
     with raises(errors.ShapeError, "prompt 0 contains the id 19, but the model's vocabulary is 0 … 18"):
@@ -217,3 +231,10 @@ def test_generate_from_a_text_rejects_options_of_ids(option, value):
     assert generate(_Echo(), ["Hi"]) == ["Hi!"]
     with raises(errors.ConfigError, f"a pipeline does not take {option}; call generate(pipeline.model, ids, {option}="):
         generate(_Echo(), "Hi", **{option: value})
+
+
+def test_ids_of_numpy_are_ids():
+    model = encoder_decoder()
+    expected = generate(model, [[1]], decoder_start_ids=3, stop_ids=[2, 5], max_new_tokens=7)
+    ids = generate(model, [[1]], decoder_start_ids=numpy.int64(3), stop_ids=numpy.array([5, 2]), max_new_tokens=7)
+    assert torch.equal(ids.ids, expected.ids)

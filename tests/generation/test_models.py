@@ -158,10 +158,10 @@ def test_several_decoder_start_ids():
 )
 def test_prompts_are_bucketed_by_length_only_if_mask_requires(name, grouped):
     model, rows, _ = build("decoder", name)
-    request = SearchRequest.of(None, 5, None)
-    decoder_ = incremental_decoder(model, rows, request, engine="module")
+    request = SearchRequest.of(None, 5, None, engine="module")
+    decoder_ = incremental_decoder(model, rows, request)
     assert isinstance(decoder_, LengthBucketedDecoder) == grouped
-    same_length = incremental_decoder(model, [row[:1] for row in rows], request, engine="module")
+    same_length = incremental_decoder(model, [row[:1] for row in rows], request)
     assert not isinstance(same_length, LengthBucketedDecoder)
 
 

@@ -11,8 +11,8 @@ import torch
 import clearhead as ch
 from clearhead import hub
 from clearhead.data import CharTokenizer, WordLevelTokenizer, train_bpe
+from clearhead.hub.export_folder import tokenizer_json
 from clearhead.hub.family import join_reasons
-from clearhead.hub.pipelines import tokenizer_json
 from clearhead.models import DecoderConfig
 from clearhead.nn import GELU
 from clearhead.nn.positions import LearnedPositions

@@ -90,6 +90,10 @@ def text_of_transformers(reference, trained, text, settings):
         ({"num_beams": 4}, GenerationSettings(BeamSearch(4))),
         ({"max_length": 20, "max_new_tokens": 5}, GenerationSettings(max_length=20, max_new_tokens=5)),
         (
+            {"min_length": 9, "min_new_tokens": 2},
+            GenerationSettings(logits_processors=LogitsProcessors(min_new_tokens=2)),
+        ),
+        (
             {"eos_token_id": [2, 3], "renormalize_logits": True, "use_cache": False, "transformers_version": "5"},
             GenerationSettings(stop_ids=(2, 3), logits_processors=LogitsProcessors(renormalize_logits=True)),
         ),

@@ -10,7 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead import analysis, generation, hub
-from clearhead.errors import DataError, DtypeError, ShapeError, StorageError
+from clearhead.errors import ConfigError, DataError, DtypeError, ShapeError, StorageError
 from clearhead.generation import Greedy, Sample
 from clearhead.masks import causal, padding
 from tests.support.third_party_models import PEERS
@@ -141,7 +141,9 @@ def test_invalid_input_raises(bard, reader):
     with pytest.raises(DataError, match="the context of"):
         bard.generate("x" * 400)
     for method in (bard.embed, bard.classify):
-        with pytest.raises(DataError, match="shakespeare is a Decoder; expected an Encoder, such as BERT, to embed or"):
+        with pytest.raises(
+            DataError, match="shakespeare has the type Decoder; expected an Encoder, such as BERT, to embed or"
+        ):
             method("x")
     for texts in (3, [3], [["x"]], None):
         with pytest.raises(DataError, match="expected a text or a list of texts"):
@@ -149,6 +151,16 @@ def test_invalid_input_raises(bard, reader):
     for function in (lambda: ch.apply_mask(bard, causal()).__enter__(), lambda: ch.save(bard, "folder")):
         with pytest.raises(DtypeError, match="got a Pipeline; expected a PyTorch module, such as the model of a pipe"):
             function()
+
+
+@pytest.mark.bad_input
+def test_generate_with_invalid_number_of_tokens_raises(bard):
+    for number in ("x", 0, 2.5):
+        with pytest.raises(ConfigError, match=r"max_new_tokens is .*; expected a whole number of at least 1"):
+            bard.generate("two", max_new_tokens=number)
+    for texts in (b"two", {"text": "two"}):
+        with pytest.raises(DataError, match="expected a text or a list of texts"):
+            bard.generate(texts)
 
 
 def test_induction_scores_accept_a_pipeline(bard):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.errors import MaskError
+from clearhead.errors import MaskError, MaskTypeError
 from clearhead.masks import (
     Drawing,
     allow,
@@ -181,6 +181,11 @@ def test_draw_on_grid_shows_what_a_patch_sees():
     assert drawing.svg().count("M") >= 9
     assert draw_on_grid(mask).coordinates == (2, 3)
     assert draw_on_grid(~mask, 6).body()[1] == "◇ · · ■ ■ ■"
+
+
+def test_draw_on_grid_of_another_object_raises_mask_type_error():
+    with pytest.raises(MaskTypeError, match="got int as a mask; expected a Mask"):
+        draw_on_grid(3)
 
 
 def test_draw_on_grid_of_tiles_and_frames_uses_coordinates():

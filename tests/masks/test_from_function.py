@@ -74,5 +74,7 @@ def test_invalid_functions_raise():
         from_function(lambda b, h, q, k: q - k, 5)
     with pytest.raises(DtypeError, match="returned a bool; expected a bool tensor"):
         from_function(lambda b, h, q, k: True, 5)
+    with pytest.raises(MaskError, match="from_function: batch is 0"):
+        from_function(lambda b, h, q, k: q >= k, 5, batch=0)
     with pytest.raises(MaskError, match="from_function: T is 0"):
         from_function(lambda b, h, q, k: q >= k, 0)

@@ -172,8 +172,21 @@ def test_tables_of_wrong_dtype_or_shape_raise(make, meaning):
             DtypeError,
             "p has dtype torch.float32; expected integer positions",
         ),
+        (lambda: causal().allows(1, torch.arange(3), keys=3), DtypeError, "p is a int; expected a tensor of integer"),
+        (lambda: causal().allows(torch.tensor(1), torch.tensor(0), keys=-3), MaskError, "keys is -3; expected between"),
     ],
-    ids=["floats", "bools", "number", "ragged", "float padding", "two shapes", "scalar", "float positions"],
+    ids=[
+        "floats",
+        "bools",
+        "number",
+        "ragged",
+        "float padding",
+        "two shapes",
+        "scalar",
+        "float positions",
+        "plain position",
+        "negative keys",
+    ],
 )
 def test_invalid_tensors_raise_dtype_or_shape_error(make, error, message):
     with pytest.raises(error, match=message):

@@ -14,7 +14,6 @@ import pytest
 
 import clearhead as ch
 from clearhead import hub
-from clearhead.hub import pipelines
 from tests.support.readme import fenced
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +127,8 @@ def test_strict_mypy_accepts_a_typed_user_package(tmp_path):
 @pytest.mark.parametrize("name", hub.names())
 def test_load_is_annotated_with_the_class_of_each_bundled_model(name):
     types = {}
-    for overload in typing.get_overloads(inspect.unwrap(ch.load)):
-        hints = typing.get_type_hints(overload, vars(pipelines))
+    load = inspect.unwrap(ch.load)
+    for overload in typing.get_overloads(load):
+        hints = typing.get_type_hints(overload, load.__globals__)
         types |= dict.fromkeys(typing.get_args(hints["name"]), hints["return"])
     assert type(ch.load(name)) is types[name]

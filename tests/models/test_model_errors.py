@@ -24,6 +24,8 @@ def test_text_models_with_invalid_inputs_raise(build):
     ids = random_ids(2, 7)
     with pytest.raises(DtypeError, match=r"ids are torch\.float32; expected token ids"):
         model(ids.float())
+    with pytest.raises(DtypeError, match="ids are a list; expected a tensor of token ids"):
+        model(ids.tolist())
     with pytest.raises(ShapeError, match=r"ids have shape \(7,\); expected \(batch, length\).*ids\[None\]"):
         model(ids[0])
     with pytest.raises(ShapeError, match="the vocabulary has 31 tokens"):

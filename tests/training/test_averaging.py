@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from clearhead.data import DatasetSplit, DatasetTask, FixedSize
 from clearhead.errors import ConfigError
-from clearhead.training import EMA, CheckpointAverage
+from clearhead.training import EMA, CheckpointAverage, Progress, TrainConfig, Trainer, read_log
 from clearhead.training.checkpoint_tensors import empty_like_weights
 from clearhead.training.step_runner import swapped_weights
 
@@ -100,3 +103,56 @@ def test_swapped_weights_restores_the_parameters_after_an_error():
 def test_average_invalid_arguments_raise_config_error(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+class Snapshots(Progress):
+    """Copies the model's state after every step."""
+
+    def __init__(self, model):
+        self.model = model
+        self.states = []
+
+    def on_step_end(self, step):
+        self.states.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+
+
+def weighted_mean(states, name):
+    """Return the exponential moving average of a tensor, with the growing decay of `EMA(DECAY)`."""
+    mean = states[0][name].double()
+    for step, state in enumerate(states[1:], start=2):
+        decay = min(DECAY, (1 + step) / (10 + step))
+        mean = decay * mean + (1 - decay) * state[name]
+    return mean
+
+
+@pytest.mark.filterwarnings("ignore:.*lacks")  # a Sequential has no configuration
+@pytest.mark.parametrize(
+    ("average", "expected_mean"),
+    [
+        (EMA(DECAY), weighted_mean),
+        (CheckpointAverage(k=2, every=3), lambda states, name: (states[2][name] + states[5][name].double()) / 2),
+    ],
+)
+def test_average_of_batch_normalization_is_what_was_validated(tmp_path, average, expected_mean):
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(23, 5, generator=generator)
+    labels = (inputs.sum(1) > 0).long()
+    data = DatasetSplit(TensorDataset(inputs, labels))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 2))
+    snapshots = Snapshots(model)
+    config = TrainConfig(steps=7, batch=FixedSize(6), averaging=average, device="cpu")
+    trainer = Trainer(model, DatasetTask(data, data), config, str(tmp_path / "run"), progress=snapshots)
+    trainer.run()
+    last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = trainer.result()
+    for name, tensor in result.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor.double(), expected_mean(snapshots.states, name), rtol=1e-5, atol=1e-6)
+    n_batches = 7 if isinstance(average, EMA) else 6
+    assert int(result["1.num_batches_tracked"]) == n_batches
+    assert all(torch.equal(last[name], tensor) for name, tensor in snapshots.states[-1].items())
+    model.load_state_dict(result)
+    with torch.no_grad():
+        loss = float(F.cross_entropy(model.eval()(inputs), labels))
+    assert [row for row in read_log(tmp_path / "run") if row["kind"] == "valid"][-1]["loss"] == pytest.approx(loss)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead.errors import ConfigError
 from clearhead.models.presets import tiny_decoder, tiny_encoder_decoder, tiny_vision
 from clearhead.nn.positions import RelativeBias
 from clearhead.training.optimizer import adamw, clip_grad_norm, decay_groups
@@ -71,3 +72,9 @@ def test_clip_grad_norm_scales_all_gradients_together():
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in (a, b)))
     assert norm == pytest.approx(6.5, rel=1e-6)
     assert (a.grad[0] / b.grad[2]).item() == pytest.approx(3 / 12)
+
+
+def test_adamw_of_a_frozen_model_raises():
+    model = tiny_decoder().build().requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter of the model requires a gradient"):
+        adamw(model, lr=0.1)

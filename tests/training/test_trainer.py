@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
 import threading
+import warnings
 
 import pytest
 import torch
@@ -15,8 +17,19 @@ from torch import nn
 
 from clearhead.data.sampler import Batches, TokenBudget
 from clearhead.data.tasks.sort_dedup import SortDedup
-from clearhead.models import storage
-from clearhead.training import DivergedError, EarlyStopping, Progress, Recipe, WarmupCosine, checkpoint, read_log, train
+from clearhead.errors import StorageError
+from clearhead.models import DecoderConfig, storage
+from clearhead.training import (
+    DivergedError,
+    EarlyStopping,
+    Progress,
+    Recipe,
+    TrainConfig,
+    WarmupCosine,
+    checkpoint,
+    read_log,
+    train,
+)
 from clearhead.training.objective import Objective, loss_sum, scores
 from clearhead.training.trainer import Trainer
 from tests.training.tiny import SETTINGS, At, assert_same_run, exported, final, rows
@@ -352,3 +365,33 @@ def test_compiled_trainer_uses_few_graphs_for_all_shapes(tmp_path, monkeypatch, 
     assert 2 <= len(graphs) <= most
     for eager, compiled in zip(rows(tmp_path / "eager"), rows(tmp_path / "compiled"), strict=True):
         assert eager["loss"] == pytest.approx(compiled["loss"], rel=1e-4)
+
+
+def tiny_trainer(folder, **options):
+    model = DecoderConfig(vocab_size=9, d_model=4, n_heads=1, n_layers=1, max_len=40).build()
+    task = SortDedup(n_symbols=5, max_length=7, n_train=31, n_validation=11)
+    return Trainer(model, task, TrainConfig(steps=1, device="cpu"), folder, **options)
+
+
+class FailingStart(Progress):
+    def on_train_begin(self, info):
+        raise KeyError("start")
+
+
+def test_log_is_closed_if_a_callback_fails_at_the_start(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        trainer = tiny_trainer(tmp_path, progress=FailingStart())
+        with pytest.raises(KeyError, match="start"):
+            trainer.run()
+        del trainer
+        gc.collect()
+    assert [str(warning.message) for warning in caught if "log.jsonl" in str(warning.message)] == []
+
+
+def test_trainer_in_a_file_raises_storage_error(tmp_path):
+    folder = tmp_path / "file"
+    folder.write_text("x")
+    trainer = tiny_trainer(folder)
+    with pytest.raises(StorageError, match=f"cannot train in {folder}: File exists; choose another folder"):
+        trainer.run()

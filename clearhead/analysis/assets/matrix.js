@@ -35,7 +35,7 @@ class MatrixView {
     const beyond = this.letters ? 8 : Math.min(50, 0.62 * longest(this.columns.slice(-3))); // overhang of the last rotated labels
     this.margins(box, longest(this.rows), this.letters ? 20 : 8 + longest(this.columns) * 0.8, beyond);
     // If labels are thinned out, they include their positions and need more space.
-    if (this.cell < LABEL) this.margins(box, 92, 72, 16);
+    if (this.cell < LABEL) this.margins(box, 92, 72, Math.min(50, 0.62 * (20 + longest(this.columns))));
     const ratio = devicePixelRatio || 1;
     Object.assign(this.canvas, { width: Math.round(this.width * ratio), height: Math.round(this.height * ratio) });
     Object.assign(this.canvas.style, { width: `${this.width}px`, height: `${this.height}px` });

@@ -69,7 +69,7 @@ function article(i, live = true) {
     make("h2", {}, `${i}. ${step.name}`),
     live ? strip(section) : null,
     live && step.branch.includes("attention") ? attentionFigure(i) : null,
-    make("p", { class: "formula" }, step.formula), sizes,
+    make("p", { class: "formula" }, step.formula.replace(/, (?=\w\])/g, ",\u00a0")), sizes,
     make("p", { class: "explanation" }, step.explanation),
     step.note ? make("p", { class: "remark" }, step.note) : null,
     sourceLinks(step), step.module ? make("p", { class: "module-path inputs" }, step.module) : null,

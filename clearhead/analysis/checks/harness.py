@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from clearhead._core.call_types import Kwargs
 from clearhead.analysis.checks.numerics_recorder import NumericsRecorder, Observations
 from clearhead.analysis.checks.rounding import SAFETY, noise
+from clearhead.analysis.inputs.module_errors import error_summary
 from clearhead.analysis.inputs.module_spec import CallInputs, Embeddings, Ids, ModuleSpec
 from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.errors import ConfigError
@@ -139,6 +140,11 @@ class Harness:
         module = self.spec.module
         if not isinstance(module, nn.Module):
             return module, self.dtype if dtype is None else dtype
+        if name := next((name for name, p in module.named_parameters() if p.is_meta), ""):
+            raise ConfigError(
+                f"{name} of {self.spec.name} is on the meta device and has no values; load the parameters or "
+                "initialize them on another device"
+            )
         module_copy = copy.deepcopy(module).cpu().eval()
         module_copy = module_copy if dtype is None else module_copy.to(dtype)
         generator = torch.Generator().manual_seed(self.seed)
@@ -162,10 +168,11 @@ class Harness:
         try:
             self.out(self.inputs)
         except Exception as second:
+            is_same = error_summary(first) == error_summary(second)
+            in_float64 = "" if is_same else f" (and in float64: {error_summary(first)})"
             raise ConfigError(
                 f"{self.spec.name} could not be called with {describe_inputs(self.inputs, self.spec)}: "
-                f"{reason(second)} "
-                f"(and in float64: {reason(first)}); describe how it is called with inputs=, source= or run="
+                f"{error_summary(second)}{in_float64}; describe how it is called with inputs=, source= or run="
             ) from second
 
 
@@ -188,9 +195,3 @@ def describe_inputs(inputs: CallInputs, spec: ModuleSpec) -> str:
 def cast_to(x: Tensor | None, dtype: torch.dtype) -> Any:
     """Cast floating-point tensors; ids are returned unchanged."""
     return x.to(dtype) if x is not None and x.is_floating_point() else x
-
-
-def reason(error: Exception) -> str:
-    """Format an error in one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:160] if text else ''}"

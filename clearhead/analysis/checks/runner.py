@@ -13,9 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from clearhead._core.validation import check_int, validate
 from clearhead.analysis.checks.check_report import CheckReport, Finding, Verdict
-from clearhead.analysis.checks.harness import LENGTH, Harness, describe_inputs, reason
+from clearhead.analysis.checks.harness import LENGTH, Harness, describe_inputs
 from clearhead.analysis.checks.properties import Property, causality, invariance, numbers, padding, worst
 from clearhead.analysis.inputs.infer_spec import spec_for
+from clearhead.analysis.inputs.module_errors import error_summary
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.errors import ConfigError
 
@@ -136,7 +137,7 @@ def _finding(prop: Property, harness: Harness) -> Finding:
         why_not = prop.why_not(harness)
         comparisons = [] if why_not else list(prop.evaluate(harness, harness.inputs))
     except Exception as error:
-        why_not = f"the module raised: {reason(error)}"
+        why_not = f"the module raised: {error_summary(error)}"
         comparisons = []
     if not comparisons:
         return replace(finding, cause=why_not or "the input is too short")
@@ -162,7 +163,7 @@ def _finding(prop: Property, harness: Harness) -> Finding:
     try:
         cause = prop.cause(harness, harness.inputs, [x for x in comparisons if x.fails])
     except Exception as error:  # an incorrect module may raise while it is recorded
-        cause = f"unknown, because another run of the module raised: {reason(error)}"
+        cause = f"unknown, because another run of the module raised: {error_summary(error)}"
     inputs = shrunk(prop, harness, harness.inputs, top.kind) if prop.shrinks else harness.inputs
     return replace(
         finding,

@@ -9,14 +9,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -31,6 +29,7 @@ from clearhead._core.json_types import JSONObject
 from clearhead.analysis.cost.dispatch import AttentionRecord, DeviceDispatch
 from clearhead.analysis.cost.operators import KernelCost, OpCall, kernels_of, scratch_of
 from clearhead.analysis.inputs.module_calls import observing_modules
+from clearhead.analysis.inputs.module_errors import error_summary, source_line
 from clearhead.errors import ClearheadError, ConfigError
 from clearhead.training.step_runner import MethodReplacement, replace_methods
 
@@ -377,16 +376,10 @@ def _readable_errors(recorder: OpRecorder) -> Iterator[None]:
         operator = getattr(error, "func", "a comparison of sizes")
         raise ConfigError(
             f"{recorder.current_path} depends on tensor values, and cost runs it on tensors without data: {operator}, "
-            f"at {_source_line(error)}; avoid the data-dependent branch"
+            f"at {source_line(error) or 'a line inside torch'}; avoid the data-dependent branch"
         ) from error
-    except (RuntimeError, ValueError, IndexError) as error:
+    except Exception as error:
+        location = source_line(error) or "a line inside torch"
         raise ConfigError(
-            f"{recorder.current_path} failed with these inputs: {str(error).splitlines()[0]} (at {_source_line(error)})"
+            f"{recorder.current_path} failed with these inputs: {error_summary(error)} (at {location})"
         ) from error
-
-
-def _source_line(error: BaseException) -> str:
-    """Return the last line of user code in the traceback: not in torch and not in this package."""
-    library_paths = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(library_paths)]
-    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "a line inside torch"

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from clearhead._core.keywords import explain_keywords
-from clearhead._core.validation import check_int, lookup
+from clearhead._core.validation import check_int, lookup, validate
 from clearhead.analysis.cost.formulas import FormulaSolver, SymbolicProbe, layer_lists, prime_sizes, size_symbols
 from clearhead.analysis.cost.op_recorder import ExecutionLog, record_execution
 from clearhead.analysis.cost.result import Cost
@@ -96,10 +98,20 @@ def model_builder(subject: object, inputs: object = None) -> ModelBuilder:
         label = type(subject).__name__.removesuffix("Config").replace("AttentionSizes", "MultiHeadAttention")
         return ModelBuilder(label, subject.build, subject, inputs)
     if isinstance(subject, nn.Module):
+        _check_module(subject)
         config = getattr(subject, "config", None)
         config = config if isinstance(config, Config) else None
         return ModelBuilder(type(subject).__name__, lambda: subject, config, inputs, is_fresh=False)
     raise ConfigError(f"got a {type(subject).__name__}; expected a configuration, a module, or the name of a preset")
+
+
+def _check_module(module: nn.Module) -> None:
+    """Raise ConfigError if the module cannot be copied to fake tensors."""
+    name = type(module).__name__
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise ConfigError(f"{name} is TorchScript, which needs tensors with data; pass the module it was made from")
+    if lazy := next((name for name, p in module.named_parameters() if is_lazy(p)), ""):
+        raise ConfigError(f"the size of {lazy} in {name} is unknown until its first call; call the module once before")
 
 
 def build_module(build: Callable[[], Any], device: str = "meta") -> Any:
@@ -171,6 +183,17 @@ class DryRun:
     device: str
     activation_checkpointing: bool
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise DtypeError(
+                f"dtype is {self.dtype}; expected a floating-point dtype such as torch.float32 or torch.bfloat16"
+            )
+        if self.impl not in _IMPLEMENTATIONS:
+            names = ", ".join(f'"{name}"' for name in _IMPLEMENTATIONS)
+            raise ImplementationError(f'impl="{self.impl}" is unknown; choose one of {names}')
+        for name in ("training", "activation_checkpointing"):
+            validate(getattr(self, name), name, bool)
+
     def run(
         self, builder: ModelBuilder, tokens: Tokens, batch: int, *, reference: ExecutionLog | None = None
     ) -> tuple[ExecutionLog, Example, nn.Module]:
@@ -184,8 +207,11 @@ class DryRun:
                 batch=batch,
                 dtype=self.dtype,
                 mask=self.mask,
-                inputs=builder.inputs,
+                inputs=tree_map_only(Tensor, _on_cpu, builder.inputs),
             )
+            trained = [*module.parameters(), *inputs.tensors]
+            if self.training and not any(x.requires_grad for x in trained):
+                raise ConfigError(f"{builder.label} has no parameter that requires gradients; omit training")
             log = record_execution(
                 module,
                 inputs.loss if self.training else inputs.run,
@@ -245,18 +271,19 @@ def cost(
         124439808
     """
     check_int(batch, "batch", minimum=1)
-    _check_choices(dtype, impl, activation_checkpointing)
-    device_type = torch.device(device).type
-    builder = _detached(model_builder(subject, inputs))
-    mask = None if mask is None else as_mask(mask)
     dry_run = DryRun(
         dtype=dtype,
         training=training,
-        mask=mask,
+        mask=None if mask is None else as_mask(mask),
         impl=impl,
-        device=device_type,
+        device=_device_type(device),
         activation_checkpointing=activation_checkpointing,
     )
+    builder = _detached(model_builder(subject, inputs))
+    return _predict(subject if isinstance(subject, str) else builder.label, builder, dry_run, tokens, batch)
+
+
+def _predict(name: str, builder: ModelBuilder, dry_run: DryRun, tokens: Tokens, batch: int) -> Cost:
     log, sample, module = dry_run.run(builder, tokens, batch)
     length = _checked_length(builder.label, sample, tokens, log)
     lists = layer_lists(module)
@@ -273,13 +300,13 @@ def cost(
         return SymbolicProbe(probe_log, expressions, sizes, lists)
 
     return Cost(
-        name=subject if isinstance(subject, str) else builder.label,
+        name=name,
         batch=batch,
-        dtype=dtype,
-        training=training,
-        impl=impl,
-        device=device_type,
-        activation_checkpointing=activation_checkpointing,
+        dtype=dry_run.dtype,
+        training=dry_run.training,
+        impl=dry_run.impl,
+        device=dry_run.device,
+        activation_checkpointing=dry_run.activation_checkpointing,
         sizes=sizes,
         log=log,
         solver=FormulaSolver(log, execute_probe),
@@ -287,6 +314,21 @@ def cost(
         has_source=has_source,
         max_len=max_len,
     )
+
+
+def _device_type(device: torch.device | str) -> str:
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = ""
+    if kind not in ("cuda", "cpu"):
+        raise ConfigError(f"device is {str(device)!r}; expected 'cuda' or 'cpu', whose kernels are counted")
+    return kind
+
+
+def _on_cpu(x: Tensor) -> Tensor:
+    """Return a tensor of this size on the device of the fake module."""
+    return x if x.device.type == "cpu" else torch.empty_like(x, device="cpu", requires_grad=x.requires_grad)
 
 
 def _pair_symbols(log: ExecutionLog) -> dict[str, int]:
@@ -310,13 +352,3 @@ def _checked_length(label: str, sample: Example, tokens: Tokens, log: ExecutionL
     raise ShapeError(
         f"{label} has {expected} tokens per image, got tokens={tokens}; change image_size in its configuration instead"
     )
-
-
-def _check_choices(dtype: torch.dtype, impl: str, activation_checkpointing: bool) -> None:
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise DtypeError(f"dtype is {dtype}; expected a floating-point dtype such as torch.float32 or torch.bfloat16")
-    if impl not in _IMPLEMENTATIONS:
-        names = ", ".join(f'"{name}"' for name in _IMPLEMENTATIONS)
-        raise ImplementationError(f'impl="{impl}" is unknown; choose one of {names}')
-    if not isinstance(activation_checkpointing, bool):
-        raise ConfigError(f"activation_checkpointing is {activation_checkpointing!r}; expected True or False")

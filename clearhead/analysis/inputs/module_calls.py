@@ -27,12 +27,13 @@ def observing_modules(model: nn.Module, on_enter: OnEnter, on_leave: OnLeave) ->
     thread = threading.get_ident()
     running: list[nn.Module] = []
 
-    def enter(path: str, module: nn.Module, args: tuple[object, ...], kwargs: Kwargs) -> None:
+    # While this thread registers the hook, torch calls it in other threads without the keyword arguments.
+    def enter(path: str, module: nn.Module, args: Args, kwargs: Kwargs | None = None) -> None:
         if threading.get_ident() == thread:
             running.append(module)
-            on_enter(path, module, args, kwargs)
+            on_enter(path, module, args, kwargs or {})
 
-    def leave(path: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def leave(path: str, module: nn.Module, args: Args, output: object) -> None:
         # If a global hook of another library raised before the call, torch calls this hook without `enter`.
         if threading.get_ident() == thread and running and running[-1] is module:
             running.pop()

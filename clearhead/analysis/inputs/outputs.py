@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,9 +54,13 @@ def replace_first_tensor(value: Any, new: Tensor) -> object:
     """Return the same structure with the tensor that `first_tensor` finds replaced."""
     if isinstance(value, Tensor):
         return new
+    key = _main_key(value)
+    if not isinstance(value, (Mapping, tuple, list)):
+        changed = copy.copy(value)
+        object.__setattr__(changed, str(key), new)  # also of a frozen dataclass
+        return changed
     parts = dict(value if isinstance(value, Mapping) else enumerate(value))
     names = (name for name, part in parts.items() if first_tensor(part) is not None)
-    key = _main_key(value)
     name = next(names) if key is None else key
     parts[name] = replace_first_tensor(parts[name], new)
     if isinstance(value, Mapping):

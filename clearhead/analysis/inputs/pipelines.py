@@ -182,7 +182,7 @@ def read_image(trained: Pipeline, path_or_index: str, data: Path | None) -> Tens
 def no_attention_error(trained: Pipeline) -> DataError:
     """Return the error for a model without attention."""
     kind = type(trained.model).__name__
-    return DataError(f"{trained.name} is a {kind} and has no attention; choose a Transformer")
+    return DataError(f"{trained.name} has the type {kind} and no attention; choose a Transformer")
 
 
 def ids_tensor(trained: Pipeline, ids: Sequence[int]) -> Tensor:

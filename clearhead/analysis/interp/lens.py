@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from clearhead._core.json_types import JSONObject
 from clearhead._core.keywords import explain_keywords
 from clearhead.analysis.inputs.model_inputs import ModelArgs, run_logits
-from clearhead.analysis.inputs.outputs import first_tensor, replace_first_tensor
+from clearhead.analysis.inputs.outputs import replace_first_tensor
 from clearhead.analysis.inputs.pipelines import resolve_inputs
-from clearhead.analysis.interp.residual_stream import record_residual_stream
+from clearhead.analysis.interp.residual_stream import BlockCall, record_residual_stream
 from clearhead.analysis.tracing.recompute import Indices, resolve_indices, select_indices
 from clearhead.analysis.views.chart import Chart, HasCharts
 from clearhead.errors import ConfigError
@@ -121,13 +121,12 @@ def logit_lens(model: nn.Module | Pipeline, args: ModelArgs | str, *, positions:
     position_ids = resolve_indices(positions, stream.logits.shape[-2], "position") if is_text else [0]
     blocks, ran = stream.blocks, stream.ran
     last = blocks[-1]
-    states = [first_tensor(ran[block].output) for block in blocks]
-    end, output = ran[last].number, ran[last].output
-    outputs = {path: call.output for path, call in ran.items() if call.number < end and not path.startswith(last)}
+    end = ran[last].number
+    earlier = {path: call for path, call in ran.items() if call.number < end and not path.startswith(last)}
     logits_by_layer = []
-    for state in (ran[blocks[0]].block_input, *states):
-        fixed = outputs | {last: output if state is None else replace_first_tensor(output, state)}
-        by_module = {model.get_submodule(path): value for path, value in fixed.items()}
+    for state in (ran[blocks[0]].input_value, *(ran[block].value for block in blocks)):
+        calls = earlier | {last: replace(ran[last], value=ran[last].value if state is None else state)}
+        by_module = {model.get_submodule(path): call for path, call in calls.items()}
         logits = run_logits(_with_fixed_outputs(model, by_module), args)
         logits_by_layer.append((select_indices(logits, -2, position_ids) if is_text else logits).clone())
     return LogitLens(
@@ -139,16 +138,22 @@ def logit_lens(model: nn.Module | Pipeline, args: ModelArgs | str, *, positions:
     )
 
 
-def _with_fixed_outputs(model: nn.Module, outputs: Mapping[nn.Module, object]) -> nn.Module:
-    """Return a copy of the model in which these modules return fixed outputs without running.
+def _with_fixed_outputs(model: nn.Module, calls: Mapping[nn.Module, BlockCall]) -> nn.Module:
+    """Return a copy of the model in which these modules return the recorded values without running.
 
     Only these modules and those that contain them are copied; parameters are shared.
     """
-    if model in outputs:
+    if model in calls:
+        call = calls[model]
+
+        def forward(*args: object, **kwargs: object) -> object:
+            # A copy, because the model may change it in place.
+            return call.output if call.value is None else replace_first_tensor(call.output, call.value.clone())
+
         clone = copy.copy(model)
-        vars(clone)["forward"] = lambda *args, **kwargs: outputs[model]
+        vars(clone)["forward"] = forward
         return clone
-    clones = {child: _with_fixed_outputs(child, outputs) for child in model.children()}
+    clones = {child: _with_fixed_outputs(child, calls) for child in model.children()}
     if all(clone is child for child, clone in clones.items()):
         return model
     clone = copy.copy(model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from clearhead._core.validation import check_int, validate
 from clearhead.errors import ConfigError, ShapeError
 
 Metric = Callable[[Tensor], Tensor | float]
@@ -26,11 +27,20 @@ class LogitMetric:
         token: Token or class; None is the model's top prediction.
         baseline: Token whose logit is subtracted.
         position: Position of the logits.
+
+    Raises:
+        ConfigError: A token or the position is not a whole number, or a token is negative.
     """
 
     token: int | None = None
     baseline: int | None = None
     position: int = -1
+
+    def __post_init__(self) -> None:
+        for name in ("token", "baseline"):
+            if getattr(self, name) is not None:
+                check_int(getattr(self, name), name, minimum=0)
+        validate(self.position, "position", int)
 
     def __call__(self, logits: Tensor) -> float:
         return float(self.as_tensor(logits))

@@ -248,6 +248,7 @@ def _record(
 def _metric(metric: Metric | None, logits: Tensor) -> Metric:
     if metric is None or isinstance(metric, LogitMetric):
         return (metric or LogitMetric()).resolve(logits)
+    require(callable(metric), f"metric is {metric!r}; expected a function of the logits, such as LogitMetric(token=…)")
     return metric
 
 

@@ -142,16 +142,19 @@ class ResidualOpRecorder(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class BlockCall:
-    """One call of a member of an nn.ModuleList or nn.Sequential: input, output and completion time."""
+    """One call of a member of an nn.ModuleList or nn.Sequential: input, output and completion time.
 
-    block_input: Tensor | None
+    `input_value` and `value` are copies, because a later operation may change the input and output in place.
+    """
+
+    input_value: Tensor | None
     output: object
+    value: Tensor | None  # of the main tensor of `output`
     number: int
 
     @property
     def keeps_shape(self) -> bool:
-        output = first_tensor(self.output)
-        return output is not None and self.block_input is not None and output.shape == self.block_input.shape
+        return self.value is not None and self.input_value is not None and self.value.shape == self.input_value.shape
 
 
 class ResidualStream:
@@ -249,7 +252,7 @@ def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     check_model(model)
     notes = ResidualOpRecorder(input_tensors(args))
     ran: dict[str, BlockCall] = {}
-    block_input: dict[str, Tensor | None] = {}
+    input_values: dict[str, Tensor | None] = {}
     modules = dict(model.named_modules())
     lists = (nn.ModuleList, nn.Sequential)
     in_list = {path for path in modules if path and isinstance(modules[path.rpartition(".")[0]], lists)}
@@ -257,7 +260,8 @@ def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
     def enter(path: str, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         if path:
             notes.running.append(path)
-            block_input[path] = first_tensor((*args, *kwargs.values()))
+        if path in in_list:
+            input_values[path] = _copy(first_tensor((*args, *kwargs.values())))
 
     def leave(path: str, module: nn.Module, output: object) -> None:
         if not path:
@@ -268,7 +272,7 @@ def record_residual_stream(model: nn.Module, args: ModelArgs) -> ResidualStream:
                 notes.names[x] = path
         if path in in_list:
             ran.pop(path, None)  # keep the last call
-            ran[path] = BlockCall(block_input[path], output, next(notes.count))
+            ran[path] = BlockCall(input_values[path], output, _copy(first_tensor(output)), next(notes.count))
 
     with observing_modules(model, enter, leave), notes:
         logits = run_logits(model, args)
@@ -306,6 +310,10 @@ def _gradients(step: ResidualOp, sources: list[Tensor], g: Tensor) -> list[Tenso
     return list(
         torch.autograd.grad(out if step.index is None else out[step.index], list(leaf_inputs.values()), g.double())
     )
+
+
+def _copy(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach().clone()
 
 
 def _is_float(x: object) -> bool:

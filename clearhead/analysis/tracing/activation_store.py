@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from clearhead._core.validation import did_you_mean
 from clearhead.analysis.tracing.call_analysis import can_attend, is_attention_layer
-from clearhead.errors import ConfigError
+from clearhead.errors import ConfigError, DtypeError
 from clearhead.nn import KVCache
 
 KINDS = ("weights", "output", "input")
@@ -44,6 +44,9 @@ def resolve_patterns(modules: Mapping[str, nn.Module], patterns: Sequence[str]) 
     if not patterns:
         recorded["weights"].update(path for path, module in modules.items() if can_attend(module))
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            kind = type(pattern).__name__
+            raise DtypeError(f"got a {kind} as a pattern; expected module paths such as 'blocks.*.attention.weights'")
         paths = [path for path in modules if path_matches(pattern, path)]
         for path in paths:
             recorded["weights" if is_attention_layer(modules[path]) else "output"].add(path)
@@ -76,11 +79,13 @@ def _matches_names(pattern_names: list[str], names: list[str]) -> bool:
 
 def _unknown(pattern: str, front: str, modules: Mapping[str, nn.Module]) -> ConfigError:
     layers = [path for path, module in modules.items() if is_attention_layer(module)]
+    if not layers:
+        return ConfigError(f"no module of this model matches {pattern!r}, because it has no attention layers")
     near = did_you_mean(front, modules, fallback="")
     start = f"{near} Its" if near else "its"
     listing = ", ".join(layers[:8]) + (f" and {len(layers) - 8} more" if len(layers) > 8 else "")
     return ConfigError(
-        f"no module of this model matches {pattern!r}; {start} attention layers are: {listing or 'none'} "
+        f"no module of this model matches {pattern!r}; {start} attention layers are: {listing} "
         f"(* matches one name between dots, ** any number; endings are .weights, .output and .input)"
     )
 

@@ -121,9 +121,10 @@ class AttentionRecorder(AttentionObserver):
 
     # -- running modules --------------------------------------------------------------------------------------------
 
-    def _enter(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
+    def _enter(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs | None = None) -> None:
         if module not in self._hooked:
             return
+        kwargs = kwargs or {}  # absent if another thread calls the module while this one registers the hook
         cache = kwargs.get("cache")
         running = self._thread.running
         context = CallContext(path, next(self._calls))
@@ -139,9 +140,11 @@ class AttentionRecorder(AttentionObserver):
         self._intercept(path in self._intercepted)
         self._record("input", (*args, *kwargs.values()), context)
 
-    def _leave(self, path: str, module: nn.Module, args: Args, kwargs: Kwargs, output: object) -> object:
+    def _leave(self, path: str, module: nn.Module, args: Args, *kwargs_and_output: Any) -> object:
         if module not in self._hooked:
             return None
+        *named, output = kwargs_and_output
+        kwargs: Kwargs = named[0] if named else {}  # absent as in `_enter`
         running = self._thread.running
         while running and running[-1].path != path:  # left over from an exception
             running.pop()
@@ -268,7 +271,10 @@ class AttentionRecorder(AttentionObserver):
 def _reject_compiled(modules: Mapping[str, nn.Module]) -> None:
     """Raise ConfigError if a module is compiled, because compiled graphs call neither hooks nor wrappers."""
     for path, module in modules.items():
-        if "_orig_mod" in module._modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            description = "is TorchScript"
+            instead = "the module that it was made from"
+        elif "_orig_mod" in module._modules:
             description = "is compiled"
             instead = "its `_orig_mod`, which has the same parameters"
         elif getattr(module, "_compiled_call_impl", None) is not None:

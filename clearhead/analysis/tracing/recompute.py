@@ -8,7 +8,7 @@ selected ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
@@ -159,7 +159,7 @@ def resolve_indices(choice: Indices, size: int, name: str) -> list[int]:
         return list(range(size))
     if isinstance(choice, slice):
         return list(range(size))[choice]
-    values = [choice] if isinstance(choice, int) else list(choice)
+    values = [choice] if isinstance(choice, int) or not isinstance(choice, Iterable) else list(choice)
     for i in values:
         if isinstance(i, bool) or not isinstance(i, int):
             raise DtypeError(f"{name} is {choice!r}; expected an integer, several, a slice, or None for all")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clearhead._core.keywords import explain_keywords
 from clearhead._core.shapes import Float
 from clearhead._core.text_tables import PreformattedText
-from clearhead._core.validation import require
+from clearhead._core.validation import check_int, require
 from clearhead.analysis.tracing import recompute
 from clearhead.analysis.tracing.activation_store import (
     KINDS,
@@ -58,8 +58,8 @@ class Trace:
     """
 
     def __init__(self, model: nn.Module | Pipeline, *patterns: str, runs: int | None = None) -> None:
-        message = f"runs is {runs}; expected the number of latest runs to keep, at least 1, or None for all"
-        require(runs is None or runs >= 1, message)
+        if runs is not None:
+            check_int(runs, "runs", minimum=1)
         model = model.model if isinstance(model, Pipeline) else model
         if not isinstance(model, nn.Module):
             raise DtypeError(f"cannot trace a {type(model).__name__}; expected a PyTorch module")

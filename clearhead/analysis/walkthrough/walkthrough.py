@@ -32,11 +32,11 @@ from clearhead.analysis.views.page import iframe, render_template
 from clearhead.analysis.walkthrough.builder import TokenAxis, WalkthroughBuilder
 from clearhead.analysis.walkthrough.recorded_calls import record_calls
 from clearhead.analysis.walkthrough.steps import WalkthroughStep, as_text, texts
-from clearhead.errors import ConfigError
+from clearhead.errors import ConfigError, DataError
 from clearhead.generation import Greedy, generate
 from clearhead.hub import Pipeline
 from clearhead.hub.translate import translations
-from clearhead.models import Decoder, Encoder, EncoderDecoder, VisionTransformer
+from clearhead.models import CTCEncoder, Decoder, Encoder, EncoderDecoder, VisionTransformer
 from clearhead.nn.modes import eval_mode, iter_modules
 
 WALK_SCRIPTS = ("architecture.js", "walk.js")
@@ -186,6 +186,10 @@ def build_walkthrough(
         return _of_image(trained, text, data)
     if isinstance(trained.model, (Decoder, Encoder)):
         return _of_text(trained, text, max_new_tokens)
+    if isinstance(trained.model, CTCEncoder):
+        raise DataError(
+            f"{trained.name} has the type CTCEncoder, which has no walkthrough; `clearhead inspect` shows its attention"
+        )
     raise tasks.no_attention_error(trained)
 
 

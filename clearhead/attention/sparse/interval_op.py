@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sparse import interval_cpu
@@ -24,6 +23,7 @@ from clearhead.attention.sparse.row_intervals import (
     encode,
     ids_of,
 )
+from clearhead.attention.sparse.single_backward import single_backward
 from clearhead.masks.pair_interval import PairIntervals
 
 
@@ -127,7 +127,7 @@ class _IntervalAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @single_backward
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, distance_bias, out, lse = ctx.saved_tensors
         arguments = (q, k, v, bias, ctx.rows, ctx.scale, distance_bias, ctx.cap)

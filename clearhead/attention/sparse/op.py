@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from clearhead._core.tensor_state import runs_triton
 from clearhead.attention.sparse import cpu, launch
@@ -19,6 +18,7 @@ from clearhead.attention.sparse.distance_sums import DistanceSums
 from clearhead.attention.sparse.launch import KernelInputs, unit_stride
 from clearhead.attention.sparse.plan import Plan
 from clearhead.attention.sparse.registry import PLANS
+from clearhead.attention.sparse.single_backward import single_backward
 
 _ATEN = torch.ops.aten
 
@@ -169,7 +169,7 @@ class _PlannedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @single_backward
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, distance_bias, out, lse = ctx.saved_tensors
         x = KernelInputs(q, k, v, bias, ctx.scale, distance_bias, ctx.cap)

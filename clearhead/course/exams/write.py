@@ -51,15 +51,15 @@ def write_exam(exam: Exam, out: Path, *, seed: int | None = None, variants: int 
         )
     if not exam.questions:
         raise ConfigError(f"{exam.title} has no question, so there is nothing to write")
-    paths = []
+    contents: list[tuple[str, str, str | bytes]] = []  # all computed before any is written
     for i in range(variants):
         name = ascii_uppercase[i] if variants > 1 else ""
         # Exam seeds map to disjoint ranges of seeds, so that variants of two exams never coincide.
         variant_seed = None if seed is None and variants == 1 else (seed or 0) * len(ascii_uppercase) + i
         sheet = paper(exam, name, variant_seed)
-        paths.append(_write(out, name, "", _PAPERS[out.suffix](sheet)))
-        paths.append(_write(out, name, "solutions", _BOOKLETS[out.suffix](solution_booklet(sheet))))
-    return paths
+        contents.append((name, "", _PAPERS[out.suffix](sheet)))
+        contents.append((name, "solutions", _BOOKLETS[out.suffix](solution_booklet(sheet))))
+    return [_write(out, *content) for content in contents]
 
 
 def _write(out: Path, variant: str, ending: str, content: str | bytes) -> Path:

@@ -1,13 +1,15 @@
-"""Parse and format exact numbers: `3/4`, `sqrt(2)/2`, `e^3/(2*e^3 + 4)`, `0.25`, `-inf`.
+"""Parse and format exact numbers: `3/4`, `sqrt(2)/2`, `e^3/(2e^3 + 4)`, `0.25`, `46.9 %`, `1,048,576`, `-inf`.
 
 Text from a file is never passed to an evaluator: a small grammar builds sympy numbers, with limits on length, depth and
 size, so that no cell can run code or produce a number with a billion digits.
 
     sum     = product (("+" | "-") product)*
-    product = signed (("*" | "·" | "×" | "/") signed)*
-    signed  = ("-" | "−" | "+") signed | power
-    power   = atom (("^" | "**") signed)?
-    atom    = number | "e" | "pi" | "π" | "inf" | "∞" | letter | name "(" sum ")" | "√" atom | "(" sum ")"
+    product = signed (("*" | "/") signed | power)*                 # 2√2 is 2*√2, but 1/2√2 is ambiguous
+    signed  = ("-" | "+") signed | power
+    power   = atom "%"? (("^" | "**") signed)?
+    atom    = number | "e" | "pi" | "inf" | letter | name atom | "√" atom | "frac" atom atom | "(" sum ")"
+
+Other notations are rewritten first: signs such as − · × ÷, superscripts (n²), commas between thousands, and LaTeX.
 """
 
 from __future__ import annotations
@@ -31,13 +33,25 @@ _MAX_CHARACTERS = 80  # including decimals; more than `text` ever writes
 _MAX_POWER = 1000
 _MAX_BITS = 4000
 _MAX_OPERATIONS_TO_PROVE = 20  # largest difference that sympy tries to prove nonzero
-_TOKEN = re.compile(
-    r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+−-]?\d+)?|\.\d+(?:[eE][+−-]?\d+)?)|([A-Za-z]+)|(\*\*|[-−+*·×/^()√π∞]))"
+_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([A-Za-z]+)|(\*\*|[-+*/^()√%]))")
+_DECIMAL = re.compile(r"[-+]?(?:\d+\.(\d*)|\.(\d+))$")
+_POWER_OF_TEN = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))(?:[eE]|\s*\*\s*10\s*(?:\^|\*\*)\s*)\(?([-+]?\d{1,4})\)?$")
+_SIGNS = str.maketrans(
+    {"−": "-", "–": "-", "·": "*", "⋅": "*", "×": "*", "÷": "/", "⁄": "/", "∕": "/", "{": "(", "}": ")", "$": ""}
+    | {"π": "pi", "∞": "inf"}
 )
-_DECIMAL = re.compile(r"\s*[-−+]?(?:\d+\.(\d*)|\.(\d+))\s*$")
-_POWER_OF_TEN = re.compile(r"\s*[-−+]?(?:\d+\.?\d*|\.\d+)[eE][-−+]?\d{1,4}\s*$")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+_LATEX = {  # pattern: replacement
+    r"\\(?:left|right|[,;:! ])": "",
+    r"\\(?:cdot|times)(?![A-Za-z])": "*",
+    r"\\[dt]?frac(?![A-Za-z])": "frac",
+    r"\\infty(?![A-Za-z])": "inf",
+    r"\\([A-Za-z]+|%)": r"\1",
+}
 _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
     "sqrt": sympy.sqrt,
+    "√": sympy.sqrt,
     "exp": sympy.exp,
     "log": sympy.log,
     "ln": sympy.log,
@@ -48,7 +62,7 @@ _FUNCTIONS: dict[str, Callable[[Number], Number]] = {
 # Symbols allowed in answers: lengths, widths, numbers of heads or layers.
 LETTERS = {letter: sympy.Symbol(letter, positive=True) for letter in "dhkmnrst"}
 N = LETTERS["n"]
-_CONSTANTS = {"e": sympy.E, "pi": sympy.pi, "π": sympy.pi, "inf": sympy.oo, "∞": sympy.oo, **LETTERS}
+_CONSTANTS = {"e": sympy.E, "pi": sympy.pi, "inf": sympy.oo, "infinity": sympy.oo, **LETTERS}
 
 
 class NumberError(ConfigError):
@@ -67,11 +81,25 @@ def read_number(value: object) -> Number:
 
 
 def decimal_places(value: object) -> int | None:
-    """Return the number of decimal places, or None if the value is not written as a decimal; 1.25e-3 has five."""
-    if isinstance(value, str) and _POWER_OF_TEN.match(value):
-        value = Decimal(value.strip().replace("−", "-"))
-    match = _DECIMAL.match(_decimal_literal(value) if isinstance(value, Decimal) else str(value))
-    return None if match is None else len(match[1] or match[2] or "")
+    """Return the number of decimal places, or None if the value is not written as a decimal.
+
+    Example:
+        >>> decimal_places("1.25e-3"), decimal_places("1.25·10⁻³"), decimal_places("46.9 %"), decimal_places("1/8")
+        (5, 5, 3, None)
+    """
+    written = _decimal_literal(value) if isinstance(value, Decimal) else _rewrite(str(value)).strip()
+    number = written.removesuffix("%").rstrip()
+    power = _POWER_OF_TEN.match(number)
+    match = _DECIMAL.match(f"{Decimal(f'{power[1]}e{power[2]}'):f}" if power else number)
+    return None if match is None else len(match[1] or match[2] or "") + 2 * (number != written)
+
+
+def _rewrite(source: str) -> str:
+    """Return a number with signs in ASCII, and without superscripts, commas between thousands, and LaTeX."""
+    for pattern, replacement in _LATEX.items():
+        source = re.sub(pattern, replacement, source)
+    source = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+", lambda match: f"^({match[0].translate(_SUPERSCRIPTS)})", source)
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), source.translate(_SIGNS))
 
 
 def text(number: Number) -> str:
@@ -193,12 +221,14 @@ class _NumberParser:
         self.depth = 0
         self.at = 0
         self.tokens: list[str] = []
+        rewritten = _rewrite(source)
         at = 0
-        while source[at:].strip():
-            match = _TOKEN.match(source, at)
+        while rewritten[at:].strip():
+            match = _TOKEN.match(rewritten, at)
             if match is None:
-                raise self.error(f"{source[at:].strip()[0]!r} is not part of a number")
-            self.tokens.append(match[0].strip())
+                raise self.error(f"{rewritten[at:].strip()[0]!r} is not part of a number")
+            is_product = bool(match[2]) and set(match[2]) <= LETTERS.keys()  # nd is n*d
+            self.tokens += list(match[2]) if is_product else [match[0].strip()]
             at = match.end()
 
     def error(self, reason: str) -> NumberError:
@@ -231,29 +261,39 @@ class _NumberParser:
 
     def sum(self) -> Number:
         result = self.product()
-        while sign := self.accept("+", "-", "−"):
+        while sign := self.accept("+", "-"):
             term = self.product()
             result = result + term if sign == "+" else result - term
         return result
 
     def product(self) -> Number:
         result = self.signed()
-        while sign := self.accept("*", "·", "×", "/"):
-            factor = self.signed()
+        sign: str | None = None
+        while (next_sign := self.accept("*", "/")) or self.starts_factor():
+            if next_sign is None and sign == "/":
+                raise self.error("a product without a sign after a division is ambiguous; use * or parentheses")
+            sign = next_sign
+            factor = self.signed() if sign else self.power()
             if sign == "/" and factor == 0:
                 raise self.error("it divides by zero")
             result = result / factor if sign == "/" else result * factor
         return result
 
+    def starts_factor(self) -> bool:
+        """Return whether the next token continues a product without a sign, as in 2√2, 2e^3 and n(n + 1)."""
+        return self.at < len(self.tokens) and (self.tokens[self.at] in "√(" or self.tokens[self.at].isalpha())
+
     def signed(self) -> Number:
         negative = False
-        while sign := self.accept("-", "−", "+"):
+        while sign := self.accept("-", "+"):
             negative ^= sign != "+"
         result = self.power()
         return -result if negative else result
 
     def power(self) -> Number:
         base = self.atom()
+        if self.accept("%"):
+            base /= 100
         if not self.accept("^", "**"):
             return base
         exponent = self.nested(self.signed)
@@ -271,19 +311,23 @@ class _NumberParser:
         self.at += 1
         if token[0].isdigit() or token[0] == ".":
             return self.literal(token)
-        if token in _CONSTANTS:
-            return _CONSTANTS[token]
-        if token == "√":
-            return sympy.sqrt(self.atom())
         if token == "(":
             return self.parenthesized()
-        if token in _FUNCTIONS and self.accept("("):
-            argument = self.parenthesized()
-            if token in ("log", "ln") and argument == 0:
+        name = token if len(token) == 1 else token.lower()
+        if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        if name == "frac":
+            numerator, denominator = self.nested(self.atom), self.nested(self.atom)
+            if denominator == 0:
+                raise self.error("it divides by zero")
+            return numerator / denominator
+        if name in _FUNCTIONS:
+            argument = self.nested(self.atom)
+            if name in ("log", "ln") and argument == 0:
                 raise self.error("the logarithm of zero is undefined")
-            if token == "exp":
+            if name == "exp":
                 self.check_exponent(argument)
-            return _FUNCTIONS[token](argument)
+            return _FUNCTIONS[name](argument)
         raise self.error(f"{token!r} is unknown; expected one of {', '.join(_FUNCTIONS)}, e, pi, inf")
 
     def parenthesized(self) -> Number:
@@ -293,7 +337,6 @@ class _NumberParser:
         return result
 
     def literal(self, token: str) -> Number:
-        token = token.replace("−", "-")
         mantissa, _, power = token.lower().partition("e")
         too_long = len(mantissa.partition(".")[0]) > _MAX_DIGITS or len(mantissa) > _MAX_CHARACTERS
         if too_long or len(power) > 4 or abs(int(power or 0)) > _MAX_DIGITS:

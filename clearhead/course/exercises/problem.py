@@ -62,7 +62,7 @@ def read(problem: str | Path | Problem) -> Problem:
     if isinstance(problem, Problem):
         return problem
     path, name = Path(problem), str(problem)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or path.is_file():
         return Problem(path.name.removesuffix(".toml"), read_text(path))
     if not name.replace("-", "").isalnum() or not (_BUNDLED / f"{name}.toml").is_file():
         raise StorageError(f"no file and no bundled problem {name!r}; expected one of {', '.join(bundled_problems())}")

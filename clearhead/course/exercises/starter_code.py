@@ -25,7 +25,7 @@ Output: TypeAlias = torch.Tensor | str
 """The output of a function, or a sentence if it failed."""
 
 _MISTAKE = re.compile(r"\s*#~ (.*) :: (.*)")
-_TOLERANCE = 1e-5  # programs may use float32
+_TOLERANCE = 1e-5  # relative; programs may use float32
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,19 @@ def grade_program(name: str, path: Path) -> ProgramGrade:
     cases = list(
         _compile_function(text, "cases")(lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64))
     )
-    results = [(description, arguments, _run(submitted, arguments, path)) for description, arguments in cases]
-    graded_cases = tuple(
-        (description, _difference(got, torch.as_tensor(reference(*arguments))))
-        for description, arguments, got in results
-    )
-    graded = ProgramGrade(name, graded_cases)
+    results = [(arguments, _run(submitted, arguments, path)) for _, arguments in cases]
+    expected = [torch.as_tensor(reference(*arguments)) for _, arguments in cases]
+    # Relative to the largest output of all cases: the outputs of some starters are small, and some cases are 0.
+    allowed = _TOLERANCE * max(float(x.abs().max()) for x in expected)
+    errors = [_difference(got, right, allowed) for (_, got), right in zip(results, expected, strict=True)]
+    descriptions = [description for description, _ in cases]
+    graded = ProgramGrade(name, tuple(zip(descriptions, errors, strict=True)))
     if graded.is_right:
         return graded
     explanations = (
         why
         for why, other in _with_mistakes(text, function)
-        if all(_is_close(got, _run(other, arguments, path)) for _, arguments, got in results)
+        if all(_is_close(got, _run(other, arguments, path), allowed) for arguments, got in results)
     )
     return replace(graded, because=next(explanations, ()))
 
@@ -136,7 +137,7 @@ def _load_function(path: Path, function: str) -> Function:
     try:
         # Compiled from the source: an import could use a cached .pyc with the same time and size.
         exec(compile(path.read_bytes(), path, "exec"), namespace)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{path.name} cannot be run: {_describe_error(error, path)}") from error
     if not callable(namespace.get(function)):
         raise ConfigError(f"{path.name} has no function {function}; keep the name in the starter")
@@ -150,36 +151,37 @@ def _run(function: Function, arguments: tuple[object, ...], path: Path) -> Outpu
         return torch.as_tensor(function(*copies)).detach()
     except NotImplementedError:
         return "the function is not implemented yet"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _describe_error(error, path)
 
 
-def _describe_error(error: Exception, path: Path) -> str:
+def _describe_error(error: BaseException, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     at = "" if line is None else f" in line {line}"
     return f"{type(error).__name__}{at}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
 
 
-def _difference(got: Output, expected: torch.Tensor) -> str:
+def _difference(got: Output, expected: torch.Tensor, allowed: float) -> str:
     """Describe the error of an output; empty if it is right."""
     if isinstance(got, str):
         return got
     if got.shape != expected.shape:
         return f"the output is {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    if got.is_complex():
+        return "the output is complex, expected real numbers"
     if got.isnan().any():
         return "the output contains NaN"
     error = (got.double() - expected).abs().max().item()
-    allowed = _TOLERANCE * max(1.0, expected.abs().max().item())
     return "" if error <= allowed else f"the output is up to {error:.2g} away from the solution"
 
 
-def _is_close(got: Output, expected: Output) -> bool:
+def _is_close(got: Output, expected: Output, allowed: float) -> bool:
     """Return whether the finite entries of two outputs agree; fully masked rows may be NaN."""
     if isinstance(got, str) or isinstance(expected, str) or got.shape != expected.shape:
         return False
     finite = got.isfinite() & expected.isfinite()
-    return bool(finite.any()) and not _difference(got[finite], expected.double()[finite])
+    return bool(finite.any()) and not _difference(got[finite], expected.double()[finite], allowed)
 
 
 def _with_mistakes(text: str, function: str) -> Iterator[tuple[tuple[str, ...], Function]]:

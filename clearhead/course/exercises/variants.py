@@ -6,7 +6,7 @@ same worksheet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from clearhead.course.exercises.source import ProblemError, ProblemSource, Probl
 _SEEDS_PER_ROW = 100  # seeds that share a sequence of draws
 _MAX_DRAWS = 200
 _CELLS_RATIO = 2  # a variant has at most this times as many, or as few, numbers to find
+_FEW_DRAWS = 10 * _SEEDS_PER_ROW  # of a problem whose seeds share them, if their own are unsuitable
 _LONGEST_ROW = 250 * _SEEDS_PER_ROW
 
 
@@ -48,22 +49,47 @@ def variant(problem: str | Path | Problem, seed: int) -> Problem:
     if "follows" in source.values:
         values = take_numbers(source, variant(source.text("follows"), seed).source.values)
         return _problem(f"{original.name}-seed-{seed}", source.values | values, source_text)
-    for values in islice(
-        _draws(source, original.name, seed // _SEEDS_PER_ROW),
-        seed % _SEEDS_PER_ROW,
-        _MAX_DRAWS * _SEEDS_PER_ROW,
-        _SEEDS_PER_ROW,
-    ):
+    row, column = divmod(seed, _SEEDS_PER_ROW)
+
+    def problem_with(values: ProblemValues) -> Problem | None:
         problem = _problem(f"{original.name}-seed-{seed}", values, source_text)
         try:
             worksheet = solve(problem)
         except ProblemError:
-            continue
-        if worksheet.agrees and _is_comparable(worksheet, worked):
-            return problem
+            return None
+        return problem if worksheet.agrees and _is_comparable(worksheet, worked) else None
+
+    draws = _draws(source, original.name, row)
+    candidates = islice(draws, column, _MAX_DRAWS * _SEEDS_PER_ROW, _SEEDS_PER_ROW)
+    selected = next(filter(None, map(problem_with, candidates)), None)
+    if selected is None:
+        first_draws = list(islice(_draws(source, original.name, row), _FEW_DRAWS + 1))
+        selected = _unused(first_draws, column, problem_with) if len(first_draws) <= _FEW_DRAWS else None
+    if selected is not None:
+        return selected
     raise ProblemError(
         f"{original.name} has no variant of its difficulty for seed {seed}; use larger or more numbers in the file"
     )
+
+
+def _unused(
+    draws: list[ProblemValues], column: int, problem_with: Callable[[ProblemValues], Problem | None]
+) -> Problem | None:
+    """Return a problem for a seed without suitable draws, from the draws that no other seed of its row uses.
+
+    Args:
+        draws: All distinct draws of the row.
+        column: Index of the seed in its row.
+        problem_with: Returns the problem of a draw, or None if the draw is unsuitable.
+    """
+    unused: list[ProblemValues] = []
+    n_served_before = 0
+    for other in range(_SEEDS_PER_ROW):
+        candidates = iter(draws[other::_SEEDS_PER_ROW])
+        if not any(map(problem_with, candidates)) and other < column:
+            n_served_before += 1
+        unused.extend(candidates)  # those after its first suitable one
+    return next(islice(filter(None, map(problem_with, unused)), n_served_before, None), None)
 
 
 def _problem(name: str, values: ProblemValues, source_text: str) -> Problem:

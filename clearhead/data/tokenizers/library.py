@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -279,19 +281,31 @@ class HFTokenizer(TokenizersBackend):
         super().__init__(inner, is_bytes='"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder")))
         self._inner.no_truncation()
         self._inner.no_padding()
+        self._lock = threading.RLock()  # truncation is a setting of the library's tokenizer
         self.specials = {role: token for role, token in specials.items() if inner.token_to_id(token) is not None}
 
     pad_id = _role("pad_token", "padding")
     bos_id = _role("bos_token", "the start of a text")
     eos_id = _role("eos_token", "the end of a text")
 
+    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        with self._lock:
+            return super().encode_batch(texts, special=special)
+
+    @contextmanager
+    def _truncation(self, longest: int | None, **options: Any) -> Iterator[None]:
+        """Truncate texts, but not their special tokens, to `longest` tokens inside the block."""
+        with self._lock:
+            if longest is not None:
+                self._inner.enable_truncation(longest, **options)
+            try:
+                yield
+            finally:
+                self._inner.no_truncation()
+
     def prompt(self, text: str, longest: int | None = None) -> list[int]:
-        if longest is not None:
-            self._inner.enable_truncation(longest)  # truncates the text but not the special tokens
-        try:
+        with self._truncation(longest):
             return self.encode_batch([text], special=True)[0]
-        finally:
-            self._inner.no_truncation()
 
     def encode_with_spans(
         self, text: str, pair: str | None = None, *, longest: int | None = None, stride: int | None = None
@@ -305,15 +319,12 @@ class HFTokenizer(TokenizersBackend):
             stride: If given, the rest of a long second text follows in further encodings with the same first text. They
                 overlap by this number of tokens.
         """
-        if longest is not None:
-            options = {"strategy": "only_second"} if stride is not None else {}
-            self._inner.enable_truncation(longest, stride=stride or 0, **options)
+        strategy = "longest_first" if stride is None else "only_second"
         try:
-            first = self._inner.encode(require_text(text), None if pair is None else require_text(pair))
+            with self._truncation(longest, stride=stride or 0, strategy=strategy):
+                first = self._inner.encode(require_text(text), None if pair is None else require_text(pair))
         except Exception as error:  # the library raises bare Exception, also if the first text alone is too long
             raise DataError(f"the text cannot be encoded in {longest} tokens: {error}") from error
-        finally:
-            self._inner.no_truncation()
         encodings = [first, *(first.overflowing if stride is not None else [])]
         return [TokenEncoding(row.ids, row.type_ids, row.offsets, row.sequence_ids) for row in encodings]
 
@@ -358,6 +369,3 @@ def _specials(path: Path) -> dict[str, str]:
     # A token is a string, or an object with its content.
     texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in pairs.items()}
     return {role: token for role, token in texts.items() if isinstance(token, str)}
-
-
-# ---------------------------------------------------------------------- SentencePiece

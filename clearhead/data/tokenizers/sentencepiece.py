@@ -4,28 +4,26 @@ A model is a protocol buffer with a few fields. It is converted to a tokenizer o
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from clearhead.data.tokenizers.base import TOKENIZERS_MISSING
-from clearhead.data.tokenizers.vocabulary_files import tokenizer_class
-from clearhead.errors import DataError, StorageError, optional_dependency
+from clearhead.data.tokenizers.vocabulary_files import read_object, tokenizer_class
+from clearhead.errors import ClearheadError, DataError, StorageError, optional_dependency
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
 FILES = ("tokenizer.model", "spiece.model", "source.spm")
-
-
 # Special tokens around a text, by tokenizer class. Other classes map the pieces to other ids.
 _TEMPLATES = {"LlamaTokenizer": "<s> $A", "T5Tokenizer": "$A </s>", "MarianTokenizer": "$A </s>"}
-
-
 _CONTROL = 3  # type of a special piece
 _USER_DEFINED = 4  # type of a piece that is never split
+
+# The pieces with scores and types, and the fields of the trainer and normalizer specs by number.
+_Model: TypeAlias = tuple[list[tuple[str, float, int]], dict[int, Any], dict[int, Any]]
 
 
 def read_sentence_pieces(path: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
@@ -35,24 +33,35 @@ def read_sentence_pieces(path: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
         DataError: The class of the tokenizer is not supported.
         StorageError: The file is not a complete SentencePiece model.
     """
-    with optional_dependency(TOKENIZERS_MISSING):
-        from tokenizers import AddedToken, processors
-
-    config_path = path.with_name("tokenizer_config.json")
-    settings = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
     kind = str(tokenizer_class(path.parent))
     if kind not in _TEMPLATES:
         expected = ", ".join(_TEMPLATES)
         raise DataError(f"{path} belongs to a {kind}, which is not supported; expected {expected}, or a tokenizer.json")
+    settings = read_object(path.with_name("tokenizer_config.json"))
+    vocabulary = read_object(path.with_name("vocab.json"))
     try:
-        pieces, trainer, normalizer = _model(path.read_bytes())
-    except (IndexError, KeyError, ValueError, struct.error, TypeError) as error:
-        raise StorageError(f"{path} is not a complete SentencePiece model; download it again") from error
-    if (ids := path.with_name("vocab.json")).is_file():  # pieces of both languages in one vocabulary
-        numbers: dict[str, int] = json.loads(ids.read_text(encoding="utf-8"))
+        return _special_tokenizer(kind, _model(path.read_bytes()), settings, vocabulary)
+    except ClearheadError:
+        raise
+    except Exception as error:  # the library raises bare Exception for what it cannot read
+        raise StorageError(
+            f"{path} is not a complete SentencePiece model that fits its tokenizer_config.json and vocab.json; "
+            "download these files again"
+        ) from error
+
+
+def _special_tokenizer(
+    kind: str, model: _Model, settings: Mapping[str, Any], vocabulary: Mapping[str, int]
+) -> tuple[LibraryTokenizer, dict[str, str]]:
+    """Return the tokenizer of a class, and its special tokens by role; a `vocabulary` replaces the ids of the model."""
+    with optional_dependency(TOKENIZERS_MISSING):
+        from tokenizers import AddedToken, processors
+
+    pieces, trainer, normalizer = model
+    if vocabulary:  # pieces of both languages in one vocabulary
         lowest = min(score for _, score, _ in pieces) - 100
         by_text = {piece[0]: piece for piece in pieces}
-        pieces = [by_text.get(piece, (piece, lowest, 1)) for piece in sorted(numbers, key=numbers.__getitem__)]
+        pieces = [by_text.get(piece, (piece, lowest, 1)) for piece in sorted(vocabulary, key=vocabulary.__getitem__)]
     inner = sentence_piece_tokenizer(pieces, trainer, normalizer)
     special = [piece for piece, _, form in pieces if form == _CONTROL]
     inner.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special])
@@ -108,9 +117,10 @@ def sentence_piece_tokenizer(
     return inner
 
 
-def _model(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any], dict[int, Any]]:
-    """Return the pieces with scores and types, and the fields of the trainer and normalizer specs by number."""
-    pieces, settings = [], {2: {}, 3: {}}  # type: ignore[var-annotated]
+def _model(data: bytes) -> _Model:
+    """Return the content of a model file."""
+    pieces: list[tuple[str, float, int]] = []
+    settings: dict[int, dict[int, Any]] = {2: {}, 3: {}}
     for field, value in _fields(data):
         if field == 1:
             piece = dict(_fields(value))

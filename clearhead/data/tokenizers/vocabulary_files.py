@@ -39,9 +39,9 @@ _CLASS_OF_MODEL = {
 
 def tokenizer_class(folder: Path) -> str | None:
     """Return the name of a folder's tokenizer class without "Fast", or None if its files do not state it."""
-    name = _read_object(folder / "tokenizer_config.json").get("tokenizer_class")
+    name = read_object(folder / "tokenizer_config.json").get("tokenizer_class")
     if name is None:
-        name = _CLASS_OF_MODEL.get(str(_read_object(folder / "config.json").get("model_type")))
+        name = _CLASS_OF_MODEL.get(str(read_object(folder / "config.json").get("model_type")))
     return None if name is None else str(name).removesuffix("Fast")
 
 
@@ -80,7 +80,7 @@ def _word_piece(folder: Path) -> tuple[LibraryTokenizer, dict[str, str]]:
     with optional_dependency(TOKENIZERS_MISSING):
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    settings = _read_object(folder / "tokenizer_config.json")
+    settings = read_object(folder / "tokenizer_config.json")
     lines = (folder / WORD_PIECE_FILE).read_text(encoding="utf-8").split("\n")
     vocabulary = {token.rstrip("\r"): i for i, token in enumerate(lines[:-1] if lines[-1] == "" else lines)}
     roles = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
@@ -109,7 +109,7 @@ def _byte_level_bpe(folder: Path, *, framed: bool) -> tuple[LibraryTokenizer, di
     with optional_dependency(TOKENIZERS_MISSING):
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-    settings = _read_object(folder / "tokenizer_config.json")
+    settings = read_object(folder / "tokenizer_config.json")
     adds_space = bool(settings.get("add_prefix_space", False))
     tokenizer = Tokenizer(models.BPE.from_file(*(str(folder / name) for name in BPE_FILES)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
@@ -150,6 +150,6 @@ def _named_tokens(settings: Mapping[str, Any], roles: dict[str, str]) -> dict[st
     return names
 
 
-def _read_object(path: Path) -> Any:
+def read_object(path: Path) -> Any:
     """Return the object of a JSON file; empty if there is none."""
     return read_json(path) if path.is_file() else {}

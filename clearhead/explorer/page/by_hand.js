@@ -1,5 +1,5 @@
 // Attention by hand: a few vectors in the plane, dragged or typed; scores, weights and outputs in exact numbers.
-import { Latest, ask, choices, draw, field, make, ready, routeError, saveButtons } from "./tools.js";
+import { Latest, ask, choices, draw, field, make, readState, ready, routeError, saveButtons } from "./tools.js";
 
 const DEFAULTS = { x: "1,0;0,1;1/2,1/2;-1/2,1", order: "", beta: "1", mask: "full()", key: 0, noise: "0,0", scale: "1" };
 const KINDS = {
@@ -16,7 +16,7 @@ const parse = (text) => text.split(";").map((pair) => pair.split(",").map((cell)
 const value = (cell) => { const [numerator, denominator = 1] = cell.replace("−", "-").split("/"); return Number(numerator) / Number(denominator); };
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial, key: Number(initial.key) || 0 }, latest = new Latest(signal);
+  const state = readState(DEFAULTS, initial), latest = new Latest(signal);
   const plane = draw("svg", { class: "plane", viewBox: `0 0 ${SIDE} ${SIDE}`, role: "group" });
   plane.setAttribute("aria-label", "The vectors in the plane; arrow keys move the focused vector");
   const rows = make("div", { className: "vectors" }), errorBox = make("p", { className: "caret", role: "alert" }), kind = make("p", { className: "kind" });

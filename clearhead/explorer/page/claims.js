@@ -1,5 +1,5 @@
 // Claims: browse the statements, run one, or guess its verdict first.
-import { Latest, ask, choices, field, make, progress, ready, saveButtons, slider, status } from "./tools.js";
+import { Latest, ask, choices, field, make, progress, readState, ready, saveButtons, slider, status } from "./tools.js";
 
 const DEFAULTS = { id: "", theme: "", search: "", seed: 0, quiz: "" };
 const SUBSCRIPT = /([\p{L}])_(\{[^}]+\}|[\p{L}\d]{1,2}(?![\p{L}\d_])|(?:model|max|min)(?![\p{L}\d_]))/gu;
@@ -18,7 +18,7 @@ function typeset(text) {
 const capitalize = (verdict) => verdict[0].toUpperCase() + verdict.slice(1);
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial, seed: Number(initial.seed) || 0 }, latest = new Latest(signal), listing = new Latest(signal);
+  const state = readState(DEFAULTS, initial), latest = new Latest(signal), listing = new Latest(signal);
   const list = make("ul", { className: "entries" }), entry = make("article", { className: "entry" }), score = { right: 0, of: 0 };
   const themes = make("select", { on: { change() { fill({ theme: themes.value }); } } });
   const search = make("input", { type: "search", value: state.search, on: { input() { fill({ search: search.value }); } } });
@@ -46,7 +46,7 @@ export function open(box, initial, { signal, remember }) {
     latest.stop();
     const matches = fill(changes);
     const claim = claims.find(({ id }) => id === state.id) ?? matches[0];
-    if (!claim) return entry.replaceChildren();
+    if (!claim) { entry.replaceChildren(); return ready("no claim"); }
     if (claim.id !== state.id) return go({ id: claim.id });
     const out = make("div");
     const seed = slider("Seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (value) => { state.seed = value; remember(state, DEFAULTS); run(claim, out, null, 150); }, { min: 0, max: Number.MAX_SAFE_INTEGER, integer: true });
@@ -99,6 +99,7 @@ export function open(box, initial, { signal, remember }) {
 
   listing.run((stop) => ask("claims", {}, { signal: stop }), (result) => {
     ({ claims, verdicts } = result);
+    if (!claims.some(({ theme }) => theme === state.theme)) state.theme = "";
     themes.append(make("option", { value: "", textContent: `all ${claims.length}` }), ...[...new Set(claims.map(({ theme }) => theme))].map((theme) => make("option", { value: theme, textContent: theme, selected: theme === state.theme })));
     go({});
   }, (error) => status(error.message));

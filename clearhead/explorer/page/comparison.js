@@ -1,11 +1,11 @@
 // Compare: two texts, two models or two checkpoints, side by side, with the difference in every view.
 import { diffLine } from "./diff.js";
 import { rowsOf } from "./causal_map.js";
-import { format, heatGrid } from "./heat.js";
+import { format, heatGrid, scrollToColumn } from "./heat.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
-import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, choices, field, gauge, layerName, make, pane, progress, ready, routeError, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, choices, field, gauge, layerName, make, pane, progress, readState, ready, routeError, status } from "./tools.js";
 
 // view: the view; model2, text2: the second run ("": as the first); own: "yes" lets the second model read its own output
 // and not that of the first; layer, head: of the weights; step: the output token.
@@ -15,7 +15,7 @@ const short = (path) => path.replace(/(^|\.)blocks\./, "$1").replace(/\.attentio
 const shown = (text) => text.trim() || text;
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial }, runs = new Latest(signal), requests = new Latest(signal), stage = pane("comparison"), save = () => remember(state, DEFAULTS);
+  const state = readState(DEFAULTS, initial, { numbers: [...SAMPLING, "head"], views: VIEWS }), runs = new Latest(signal), requests = new Latest(signal), stage = pane("comparison"), save = () => remember(state, DEFAULTS);
   const onSelect = (step) => { state.step = String(step); save(); showAnswers(); if (["outputs", "ablations"].includes(state.view)) showView(); };
   const answer = answerLine(onSelect), answer2 = answerLine(onSelect);
   const pick = make("select", { on: { change() { Object.assign(state, { model2: pick.value === subject.model.name ? "" : pick.value, layer: "", head: "" }); runSecond(); } } });
@@ -63,12 +63,13 @@ export function open(box, initial, { signal, remember }) {
     runs.run((stop) => ask("run", body, { signal: stop }), (result) => { second = result; if (state.step === "") subject.select(step(subject.last)); showAnswers(); showView(); }, (error) => routeError(error, { text: textField }, (message) => stage.fail(message)), wait);
   }
 
-  const lastStep = (run) => Math.max(0, run.steps.length - 1);
+  const lastStep = (run) => run.first_step + Math.max(0, run.steps.length - 1);
   const generated = (run) => run.ids.slice(run.n_prompt).map((id, i) => run.tokens[run.n_prompt + i]);
   // The first output token that differs, or -1.
   const firstDifference = () => (second ? generated(subject.last).findIndex((token, i) => token !== generated(second)[i]) : -1);
   const step = (run) => {
-    if (state.step !== "" && Number(state.step) < run.steps.length) return Number(state.step);
+    const selected = subject.stepOf(state.step, run);
+    if (selected !== null) return selected;
     const at = firstDifference();
     return Math.min(at < 0 ? subject.shownStep : at, lastStep(run));
   };
@@ -99,7 +100,7 @@ export function open(box, initial, { signal, remember }) {
     const fail = (error) => { status(""); stage.fail(error.message); ready("error"); };
     if (state.view === "ablations") return showAblations(done, fail);
     const [action, more, show] = { outputs: ["compare_outputs", {}, outputs], attention: ["compare_attention", { layer: state.layer, head: state.head === "" ? null : Number(state.head) }, attention], lens: ["compare_lenses", {}, lens], streams: ["compare_streams", {}, streams] }[state.view];
-    requests.run((stop) => ask(action, { ...inputs(), ...more }, { signal: stop, onProgress: progress }), (result) => { stage.show(...show(result)); done(); }, fail, 60);
+    requests.run((stop) => ask(action, { ...inputs(), ...more }, { signal: stop, onProgress: progress }), (result) => { stage.show(...show(result)); if (state.view === "lens") scrollToColumn(stage, `t${subject.last.n_prompt - 1 + step(subject.last)}`); done(); }, fail, 60);
   }
 
   const columnsOf = ({ tokens, positions, stack }) => tokens.map((label, i) => ({ label: shown(label), token: `${stack}${positions[i]}` }));
@@ -114,7 +115,7 @@ export function open(box, initial, { signal, remember }) {
       const largest = Math.max(...candidates.map(({ model_probability: p }) => p));
       return make("table", { className: "plain probabilities" }, make("caption", { textContent: `${name}: candidates for output token ${at + 1}` }), make("tbody", {}, ...candidates.slice(0, 8).map(({ token, model_probability: p, id }) => make("tr", { className: id === taken ? "selected" : "" }, make("th", { scope: "row", textContent: token }), gauge(p / largest), make("td", { textContent: p >= 0.001 ? p.toFixed(3) : "<0.001" })))));
     });
-    const grid = heatGrid({ caption: isComparable ? "probability of each output token of the first run, in both runs; tokens are paired with those of the second run" : "the vocabularies differ, so the second model has no probability for these tokens", corner: "run ↓ token →", largest: 1, className: "outputs",
+    const grid = heatGrid({ caption: isComparable ? "probability of each output token of the first run, in both runs; empty: a token without partner in the second run" : "the vocabularies differ, so the second model has no probability for these tokens", corner: "run ↓ token →", largest: 1, className: "outputs",
       rows: [{ label: "first" }, { label: "second" }, { label: "difference" }], columns: columns.map(({ token, position }) => ({ label: shown(token), token: `t${position}` })), values: ["first", "second", "difference"].map((name) => columns.map((column) => column[name] ?? undefined)) });
     return [grid, make("div", { className: "sides top-gap" }, ...tables)];
   }

@@ -1,5 +1,5 @@
 // Cost: sliders for sizes; predicted cost by part, its growth with the length, and what fits in memory.
-import { Latest, ask, bytes, choices, count, draw, field, gauge, large, make, progress, ready, routeError, saveButtons, seconds, slider, status, table } from "./tools.js";
+import { Latest, ask, bytes, choices, count, draw, field, gauge, large, make, progress, readState, ready, routeError, saveButtons, seconds, slider, status, table } from "./tools.js";
 
 const DEFAULTS = { kind: "decoder", d_model: 768, n_heads: 12, n_layers: 12, d_ff: 3072, vocab_size: 50257, tokens: 1024, batch: 1, dtype: "bfloat16", training: "", mask: "", memory: 80 };
 const powers = (low, high) => Array.from({ length: 2 * (high - low) + 1 }, (_, i) => (i % 2 ? 3 * 2 ** (low + (i - 1) / 2 - 1) : 2 ** (low + i / 2)));
@@ -16,8 +16,7 @@ const partName = (part) => PART_NAMES[part] ?? part.replace("blocks.*", "block")
 const MEMORY_NAMES = { attention_weights_naive: "attention weights, if stored", attention_statistics_fused: "statistics of fused attention", kv_cache: "KV cache" };
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial }, latest = new Latest(signal), slow = new Latest(signal), fits = new Latest(signal);
-  for (const [name] of SLIDERS) state[name] = Number(state[name]);
+  const state = readState(DEFAULTS, initial), latest = new Latest(signal), slow = new Latest(signal), fits = new Latest(signal);
   const out = make("div", { className: "answer" }), curves = make("div"), headline = make("p", { className: "answer-output headline", ariaLive: "polite" }), parts = make("div"), errorBox = make("p", { className: "caret", role: "alert" }), limits = make("p", { className: "note limits" }), boxes = {};
   const select = (label, name, options) => field(label, make("select", { on: { change(event) { go({ [name]: event.target.value }); } } },
     ...options.map((value) => make("option", { value, textContent: value, selected: value === state[name] }))));

@@ -1,5 +1,5 @@
 // Exercises: a worksheet with fields for the answers, graded cell by cell; another seed gives new numbers.
-import { Latest, ask, field, make, ready, slider, status } from "./tools.js";
+import { Latest, ask, field, make, readState, ready, slider, status } from "./tools.js";
 
 const KEYS = { ArrowDown: [1, 0], ArrowUp: [-1, 0], Enter: [1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }; // moves between cells
 
@@ -10,7 +10,7 @@ const MARKS = { right: "right", wrong: "not right", blank: "" };
 const ranges = (numbers) => numbers.reduce((runs, n) => { if (runs.at(-1)?.[1] === n - 1) runs.at(-1)[1] = n; else runs.push([n, n]); return runs; }, []).map(([a, b]) => (a === b ? a : `${a} to ${b}`)).join(", ");
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial, seed: Number(initial.seed) || 0 }, latest = new Latest(signal), listing = new Latest(signal);
+  const state = readState(DEFAULTS, initial), latest = new Latest(signal), listing = new Latest(signal);
   const pick = make("select", { on: { change() { go({ name: pick.value, solution: "" }); } } }), out = make("div", { className: "worksheet" });
   const seed = slider("Seed (0: original numbers)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], state.seed, (seed) => go({ seed }), { min: 0, max: Number.MAX_SAFE_INTEGER, integer: true });
   const total = make("span", { className: "note", role: "status" });

@@ -35,12 +35,21 @@ export function heatGrid({ caption, rows, columns, values, texts = null, largest
     td.append(onClick ? make("button", { type: "button", textContent: text, ariaLabel: td.title, on: { click: () => onClick(i, j) } }) : text);
     return td;
   };
-  const table = make("table", { className: `heat ${texts ? "words" : ""} ${className}` }, make("thead", {}, make("tr", {}, make("td", { className: "corner", textContent: corner.replace(/ (?=[↓→])/g, "\u00a0") }), ...columns.map((column) => heading(column, "col")))),
+  const isUpright = columns.every(({ label }) => [...label].length <= 2); // then the labels of narrow columns are not rotated
+  const table = make("table", { className: `heat ${texts ? "words" : ""} ${isUpright ? "letters" : ""} ${className}` }, make("thead", {}, make("tr", {}, make("td", { className: "corner", textContent: corner.replace(/ (?=[↓→])/g, "\u00a0") }), ...columns.map((column) => heading(column, "col")))),
     make("tbody", {}, ...rows.map((row, i) => make("tr", {}, heading(row, "row"), ...columns.map((_, j) => cellOf(i, j))))));
   const box = make("figure", { className: "heat-figure" }, make("div", { className: "scroll" }, table), make("figcaption", {}, scaleBar(most, signed, unit), caption ?? ""));
   box.table = table;
   box.cell = (i, j) => table.tBodies[0].rows[i].cells[j + 1];
   return box;
+}
+
+// Scroll all grids of an element to the column of a token, with `room` pixels to its right.
+export function scrollToColumn(element, token, room = 40) {
+  for (const heading of element.querySelectorAll(`th[scope=col][data-token="${token}"]`)) {
+    const box = heading.closest(".scroll");
+    box.scrollLeft += heading.getBoundingClientRect().right + room - box.getBoundingClientRect().right;
+  }
 }
 
 // The color scale of a grid, from its least to its greatest value.

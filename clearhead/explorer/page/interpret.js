@@ -1,9 +1,9 @@
 // Interpret: the logit lens, the reasons of one output token, activation patching, induction scores, and neurons.
-import { heatGrid } from "./heat.js";
+import { heatGrid, scrollToColumn } from "./heat.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
-import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, choices, field, gauge, layerName, make, pane, progress, ready, routeError, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, button, choices, field, gauge, layerName, make, pane, progress, readState, ready, routeError, status } from "./tools.js";
 
 // view: the method; step: the output token; other: the text of patching; block: of the neurons.
 const DEFAULTS = { ...SUBJECT, view: "lens", step: "", other: "", block: 0 };
@@ -13,18 +13,19 @@ const signed = (value) => `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2
 const short = (path) => path.replace(/(^|\.)blocks\./, "$1");
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial }, requests = new Latest(signal), stage = pane("interpretation"), save = () => remember(state, DEFAULTS);
+  const state = readState(DEFAULTS, initial, { numbers: SAMPLING, views: VIEWS }), requests = new Latest(signal), stage = pane("interpretation"), save = () => remember(state, DEFAULTS);
   const answer = answerLine((step) => { state.step = String(step); subject.select(step); answer.show(subject.last, step); save(); if (["why", "patching"].includes(state.view)) showView(); });
   const views = choices("Method", VIEWS, state.view, (view) => { state.view = view; save(); showView(); });
   const other = field("A second text with the same number of tokens", make("textarea", { rows: 2, spellcheck: false, value: state.other, on: { input(event) { state.other = event.target.value; save(); showView(300); } } }));
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading(),
     onModel: () => { views.querySelector('[data-name="induction"]').hidden = subject.model.architecture !== "Decoder"; if (state.view === "induction" && subject.model.architecture !== "Decoder") views.set(state.view = "lens"); } });
+  other.classList.add("second-text");
   modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, views, saveButton("interpret")), other, stage);
 
-  const step = () => (state.step !== "" && Number(state.step) < subject.last.steps.length ? Number(state.step) : Math.min(subject.shownStep, subject.last.steps.length));
+  const step = () => subject.stepOf(state.step) ?? subject.shownStep;
 
   function onRun(run) {
-    subject.step = run.steps[step()] ? step() : null;
+    subject.step = subject.stepOf(step());
     subject.showCandidates();
     answer.show(run, subject.step);
     showView();
@@ -40,7 +41,7 @@ export function open(box, initial, { signal, remember }) {
     requests.run((stop) => ask(action, more ? { ...subject.input, ...more } : { model: subject.model.name }, { signal: stop, onProgress: progress }), (result) => {
       status("");
       stage.show(...show(result));
-      if (state.view === "lens") showColumn();
+      if (state.view === "lens") scrollToColumn(stage, target(subject.last.n_prompt - 1 + step())); // the position that writes the selected token
       document.documentElement.dataset.shown = state.view;
     }, (error) => { status(""); routeError(error, { other_text: other }, (message) => stage.fail(message)); ready("error"); }, wait);
   }
@@ -70,12 +71,6 @@ export function open(box, initial, { signal, remember }) {
   }
 
   const target = (i) => `t${i}`;
-
-  // Scroll a wide grid to the position that writes the selected token.
-  function showColumn() {
-    const { source, n_prompt: nPrompt } = subject.last, heading = stage.querySelector(`th[data-token="${target(nPrompt - 1 + step())}"]`), box = heading?.closest(".scroll");
-    if (box) box.scrollLeft += heading.getBoundingClientRect().right - box.getBoundingClientRect().right + (source.length ? 0 : 40);
-  }
 
   function lens({ rows, positions, tokens, texts, probabilities, ranks }) {
     const order = rows.map((_, i) => rows.length - 1 - i), final = texts.at(-1);
@@ -133,8 +128,8 @@ export function open(box, initial, { signal, remember }) {
 
   function neurons({ paths, path, tokens, is_source: isSource, n_neurons: n, share_positive: share, neurons: listed }) {
     const pick = field("Feed-forward network", make("select", { on: { change(event) { state.block = event.target.value; save(); showView(); } } }, ...paths.map((name, i) => make("option", { value: i, textContent: layerName(name), title: name, selected: name === path }))));
-    return [pick, make("p", { className: "note", textContent: `The ${listed.length} of ${n.toLocaleString("en")} neurons with the largest activation on this text, strongest first; ${(100 * share).toFixed(0)} % of all activations are positive.` }),
-      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 24 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index}  ${tokens[activations.indexOf(Math.max(...activations))]?.trim()}`, title: `neuron ${index}` })),
+    return [pick, make("p", { className: "note", textContent: `The ${listed.length} of ${n.toLocaleString("en")} neurons with the largest activation on this text, strongest first; ${(100 * share).toFixed(0)} % of all activations are positive. Rows: the index of a neuron, and the token with its largest activation.` }),
+      heatGrid({ caption: "activation", corner: "neuron ↓ token →", className: tokens.length > 32 ? "tiny" : "small", rows: listed.map(({ index, activations }) => ({ label: `${index} “${tokens[activations.indexOf(Math.max(...activations))]?.trim()}”`, title: `neuron ${index}` })),
         columns: tokens.map((text, i) => ({ label: text.trim() || text, token: `${isSource ? "s" : "t"}${i}` })), values: listed.map(({ activations }) => activations) })];
   }
 

@@ -5,8 +5,8 @@ import { heatGrid } from "./heat.js";
 import { CausalMap } from "./causal_map.js";
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
-import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, choices, field, gauge, layerName, make, pane, ready, routeError, slider, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, button, choices, field, gauge, layerName, make, pane, readState, ready, routeError, slider, status } from "./tools.js";
 
 // edits: the interventions; mt: attention temperature; at: position of the replaced token; layer, head: the weights to show.
 const DEFAULTS = { ...SUBJECT, edits: "", source: "", mask: "", mt: 1, at: "", token: "", layer: "", head: "", measure: "logit", step: "" };
@@ -18,13 +18,13 @@ const SIGNS = { zero: "0", mean: "x̄", scale: "×", patch: "⇄", skip: "↷" }
 const isEqual = (one, two) => JSON.stringify(one) === JSON.stringify(two);
 const parse = (text) => text.split(";").filter(Boolean).map((entry) => {
   const [path, heads = "", kind = "zero", factor = "0", positions = ""] = entry.split(":");
-  const numbers = (list) => list.split("+").filter((n) => n !== "").map(Number);
+  const numbers = (list) => list.split("+").filter((n) => n !== "").map((n) => (/^\d+$/.test(n) ? Number(n) : n));
   return { path, heads: numbers(heads), kind, factor: Number(factor), positions: numbers(positions) };
 });
 const format = (specs) => specs.map(({ path, heads, kind, factor, positions }) => [path, heads.join("+"), kind, kind === "scale" ? factor : "", positions.join("+")].join(":").replace(/:+$/, "")).join(";");
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial, mt: Number(initial.mt) || 1 }, requests = new Latest(signal), effect = pane("effect"), out = pane("changes"), mapPane = pane("map");
+  const state = readState(DEFAULTS, initial, { numbers: [...SAMPLING, "head"] }), requests = new Latest(signal), effect = pane("effect"), out = pane("changes"), mapPane = pane("map");
   const tool = { kind: "zero", factor: 0.5 }, save = () => remember(state, DEFAULTS); // what a click does
   const answer = answerLine((step) => { subject.select(step); state.step = String(step); save(); map.load(subject, step); showAnswer(); change({}); });
   const factor = slider("Factor", [-2, -1, -0.5, 0, 0.25, 0.5, 0.75, 1.25, 1.5, 2, 3, 5], 0.5, (value) => { tool.factor = value; }, { min: -100, max: 100 });
@@ -60,16 +60,18 @@ export function open(box, initial, { signal, remember }) {
     omitted.textContent = problems.filter(Boolean).map((problem) => `${problem}; this intervention is omitted.`).join(" ");
   }
 
-  function showTool() { factor.hidden = tool.kind !== "scale"; source.hidden = tool.kind !== "patch"; }
-  showTool();
+  function showTool() {
+    factor.hidden = tool.kind !== "scale";
+    source.hidden = tool.kind !== "patch" && !parse(state.edits).some(({ kind }) => kind === "patch");
+  }
 
   function onRun(run) {
     result = null;
-    const step = state.step !== "" && Number(state.step) < run.steps.length ? Number(state.step) : subject.shownStep;
-    subject.step = run.steps[step] ? step : null;
+    const step = subject.stepOf(state.step) ?? subject.shownStep;
+    subject.step = subject.stepOf(step);
     subject.showCandidates();
     showAnswer();
-    map.load(subject, Math.min(step, run.steps.length));
+    map.load(subject, step);
     change({});
   }
 
@@ -116,14 +118,16 @@ export function open(box, initial, { signal, remember }) {
   function change(changes) {
     Object.assign(state, changes);
     save();
+    showTool();
     undo.disabled = !(state.edits || state.mask || state.at || state.mt !== 1);
     if (!subject.last) return;
     markCells();
     for (const boxed of Object.values(fields)) boxed.problem("");
-    if (state.at !== "" && !/^\d+$/.test(state.at.trim())) return at.problem(`expected a position, a whole number from 0 to ${subject.last.ids.length - 1}; the token is not replaced`);
+    const isPosition = /^\d+$/.test(state.at.trim());
+    if (state.at !== "" && !isPosition) at.problem(`expected a position, a whole number from 0 to ${subject.last.ids.length - 1}; the token is not replaced`);
     loading();
     const body = { ...subject.input, chat: subject.hasChat, interventions: parse(state.edits), patch_text: state.source, mask: state.mask, attention_temperature: state.mt, temperature: subject.setting("t", "temperature"), seed: Number(state.seed),
-      target_position: state.at === "" ? null : Number(state.at), replacement: state.token, layer: state.layer, head: state.head === "" ? null : Number(state.head), step: subject.step };
+      target_position: isPosition ? Number(state.at) : null, replacement: state.token, layer: state.layer, head: state.head === "" ? null : Number(state.head), step: subject.step };
     requests.run((stop) => ask("intervene", body, { signal: stop }), (arrived) => { result = arrived; showAnswer(); show(arrived); }, (error) => { routeError(error, fields, (message) => fail({ message })); ready("error"); });
   }
 

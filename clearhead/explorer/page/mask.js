@@ -1,12 +1,12 @@
 // Masks: an expression with completion and errors at their column; drawing, count, plan, predicted cost, catalogue.
-import { Latest, ask, cells, count, field, make, pane, progress, ready, saveButtons, slider, status, table } from "./tools.js";
+import { Latest, ask, cells, count, field, make, pane, progress, readState, ready, saveButtons, slider, status, table } from "./tools.js";
 
 // e: the expression; n: the number of tokens.
 const DEFAULTS = { e: "causal() & (window(64, 0) | every(128))", n: 1024 };
 const LENGTHS = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072];
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial, n: Number(initial.n) || DEFAULTS.n }, latest = new Latest(signal), listing = new Latest(signal);
+  const state = readState(DEFAULTS, initial), latest = new Latest(signal), listing = new Latest(signal);
   const input = make("input", { type: "text", value: state.e, spellcheck: false, autocomplete: "off", className: "code wide", role: "combobox", ariaAutoComplete: "list" });
   input.setAttribute("aria-controls", "completions");
   input.setAttribute("aria-expanded", "false");

@@ -5,8 +5,8 @@ import { answerLine } from "./output.js";
 import { attentionView, layerSelect, stepsView } from "./report_view.js";
 import { standalonePage } from "./save.js";
 import { soundLine } from "./sound.js";
-import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, choices, download, make, pane, progress, ready, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, button, choices, download, make, pane, progress, readState, ready, status } from "./tools.js";
 
 // view: the view; at: the selection within it; width: of the beam search; layer: of a long text.
 const DEFAULTS = { ...SUBJECT, view: "attention", at: "", width: 3, layer: "" };
@@ -14,12 +14,11 @@ const LONG = 512; // tokens from which the attention view shows one layer at a t
 const VIEWS = [["attention", "Attention"], ["steps", "Step by step"], ["beams", "Beam search"], ["pixels", "Attribution"]];
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial };
-  state.width = Number(state.width);
+  const state = readState(DEFAULTS, initial, { numbers: SAMPLING, views: VIEWS });
   const requests = new Latest(signal), stage = pane("stage"), save = () => remember(state, DEFAULTS);
   const answer = answerLine((step) => { subject.select(step); answer.show(subject.last, step); selectRow(step); linkTour(); });
   const views = choices("View", VIEWS, state.view, (view) => { Object.assign(state, { view, at: "" }); save(); showView(); });
-  const switchOff = make("a", { className: "act", href: "#intervention", hidden: true, title: "Open Interventions with this head, or all heads of the layer, set to zero", on: { pointerenter: linkHead, focus: linkHead, click: linkHead } }, "Switch this head off →");
+  const switchOff = make("a", { className: "act", href: "#intervention", hidden: true, title: "Open Interventions with this part set to zero", on: { pointerenter: linkHead, focus: linkHead, click: linkHead } }, "");
   const why = make("a", { className: "act", href: "#tour", hidden: true, title: "Which parts of the model write this token? Open the tour of this run" });
   views.hidden = true; // until the model is known
   const subject = new Subject({ state, signal, save, onModel: showViews, onRun, onFail: (error) => (error.isEmpty ? stage.empty(error.message) : stage.fail(error.message)), onLoading: () => { requests.stop(); stage.loading(); } });
@@ -63,6 +62,7 @@ export function open(box, initial, { signal, remember }) {
   function linkHead() {
     if (!view) return;
     const { path, head } = view.rowsOf();
+    switchOff.textContent = head === null ? "Switch these heads off →" : "Switch this head off →";
     switchOff.href = `#intervention?${new URLSearchParams({ ...sharedState(), edits: `${path}:${head ?? ""}:zero`, step: String(subject.shownStep), layer: path, ...(head === null ? {} : { head: String(head) }) })}`;
   }
 
@@ -80,6 +80,7 @@ export function open(box, initial, { signal, remember }) {
       const choice = result.maps.length < model.layers.length ? layerSelect(model.layers, state.layer, (layer) => { Object.assign(state, { layer, at: "" }); save(); showView(); }) : null;
       view = attentionView(stage, result, place(), ended, choice);
       switchOff.hidden = !model.can_generate;
+      linkHead();
       if (subject.step !== null || !state.at) selectRow(subject.shownStep ?? 0);
       if (model.input === "image") showClass(result);
       await view.painted;
@@ -98,7 +99,7 @@ export function open(box, initial, { signal, remember }) {
   const fail = (error) => { status(""); stage.fail(error.message); ready(`error ${state.view}`); };
   const newSignal = () => { viewEnd.abort(); viewEnd = new AbortController(); signal.addEventListener("abort", () => viewEnd.abort(), { signal: viewEnd.signal }); return viewEnd.signal; };
   // The views write their selection to the address; here it becomes the field `at` of the state.
-  const place = () => [{ replaceState: (_, __, hash) => { state.at = hash.slice(1); save(); } }, { hash: `#${state.at}` }];
+  const place = () => [{ replaceState: (_, __, hash) => { state.at = hash.slice(1); save(); linkHead(); } }, { hash: `#${state.at}` }];
 
   async function savePage() {
     try {

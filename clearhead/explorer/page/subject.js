@@ -6,6 +6,7 @@ import { Latest, architectureName, ask, button, choices, field, gauge, make, rea
 
 // w: generated ids, as in "" (generate all), "none", "12,7" or "12,7+" (generate the rest after these);
 // t, k, p, n, seed: sampling ("" is the model's own); chat: "no" omits the chat template; ink: strokes of a drawing.
+export const SAMPLING = ["t", "k", "p"]; // the numbers of the state whose default is that of the model
 export const SUBJECT = { model: "", text: "", w: "", t: "", k: "", p: "", n: 24, seed: 0, chat: "", ink: "" };
 const MAX_NEW = 256;
 let listing = null; // the models, requested once
@@ -157,6 +158,11 @@ export class Subject {
     this.pause();
     routeError(error, this.fields ?? {}, (message) => this.onFail(Object.assign(new Error(message), { field: error.field })));
     ready("error");
+  }
+
+  // Return the output token that a panel's state names, if the run has it; otherwise null.
+  stepOf(text, run = this.last) {
+    return text !== "" && run.steps[Number(text) - run.first_step] ? Number(text) : null;
   }
 
   // Select the output token whose candidates are shown: an index of the generated tokens, or null for the next one.

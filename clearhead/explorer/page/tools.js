@@ -110,6 +110,16 @@ export const progress = ({ completed, total, label }) => status(`${label} (${Mat
 // Mark the panel as drawn; tests and benchmarks wait for this attribute.
 export const ready = (state) => { document.documentElement.dataset.ready = state; };
 
+// Return the state of a panel: its defaults, and the values of the address. Unknown names are dropped; so are values that
+// are not numbers where the default is one or the name is among `numbers`, and views that are not among `views`.
+export function readState(defaults, initial, { numbers = [], views = null } = {}) {
+  const isNumeric = (name) => typeof defaults[name] === "number" || numbers.includes(name);
+  const isValid = ([name, value]) => Object.hasOwn(defaults, name) && (value === "" || !isNumeric(name) || Number.isFinite(Number(value))) && (name !== "view" || !views || views.some(([view]) => view === value));
+  const state = { ...defaults, ...Object.fromEntries(Object.entries(initial).filter(isValid)) };
+  for (const [name, value] of Object.entries(defaults)) if (typeof value === "number") state[name] = state[name] === "" ? value : Number(state[name]);
+  return state;
+}
+
 // ---------------------------------------------------------------------- fields
 
 let nFields = 0;

@@ -1,20 +1,20 @@
 // Tour: seven steps about the current run. Every sentence is computed, and links to the view that shows it.
 import { answerLine } from "./output.js";
 import { saveButton } from "./save.js";
-import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, make, pane, progress, ready, status } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, make, pane, progress, readState, ready, status } from "./tools.js";
 
 // step: the output token that the tour explains ("": the least certain one).
 const DEFAULTS = { ...SUBJECT, step: "" };
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial }, requests = new Latest(signal), stage = pane("tour-steps"), save = () => remember(state, DEFAULTS);
+  const state = readState(DEFAULTS, initial, { numbers: SAMPLING }), requests = new Latest(signal), stage = pane("tour-steps"), save = () => remember(state, DEFAULTS);
   const answer = answerLine((step) => { state.step = String(step); save(); onRun(subject.last); });
   const subject = new Subject({ state, signal, save, accepts: (model) => model.can_generate && model.layers.length > 0, onRun, onFail: (error) => stage.fail(error.message), onLoading: () => stage.loading() });
   modelLayout(box, subject, answer, make("div", { className: "bar stage-bar" }, make("p", { className: "note", textContent: "Seven computed sentences about one output token. Select another token of the output to ask about it. Head 2.5 is head 5 of layer 2, counted from 0." }), saveButton("tour")), stage);
 
   function onRun(run) {
-    const step = state.step !== "" && Number(state.step) < run.steps.length ? Number(state.step) : null;
+    const step = subject.stepOf(state.step);
     subject.select(step);
     answer.show(run, step ?? (run.next ? null : subject.shownStep));
     stage.loading("Computing the tour …");

@@ -3,8 +3,8 @@
 import { diffLine } from "./diff.js";
 import { heatGrid } from "./heat.js";
 import { saveButton } from "./save.js";
-import { SUBJECT, Subject, modelLayout } from "./subject.js";
-import { Latest, ask, button, count, draw, make, pane, ready, saveButtons } from "./tools.js";
+import { SAMPLING, SUBJECT, Subject, modelLayout } from "./subject.js";
+import { Latest, ask, button, count, draw, make, pane, readState, ready, saveButtons } from "./tools.js";
 
 // at: the step of the shown checkpoint ("": the newest); map: path and head of the enlarged map.
 const DEFAULTS = { ...SUBJECT, at: "", map: "" };
@@ -14,7 +14,7 @@ const short = (path) => path.replace(/(^|\.)blocks\./, "$1").replace(/\.attentio
 const shown = (text) => text.trim() || text;
 
 export function open(box, initial, { signal, remember }) {
-  const state = { ...DEFAULTS, ...initial }, stage = pane("training"), save = () => remember(state, DEFAULTS), requests = new Latest(signal), polls = new Latest(signal);
+  const state = readState(DEFAULTS, initial, { numbers: [...SAMPLING, "at"] }), stage = pane("training"), save = () => remember(state, DEFAULTS), requests = new Latest(signal), polls = new Latest(signal);
   const frames = new Map(); // by step
   let log = null, playing = 0, polling = 0, sharpest = null, reference = null; // reference: the checkpoint that wrote the tokens
   const range = make("input", { type: "range", min: 0, max: 0, value: 0, ariaLabel: "Checkpoint", on: { input() { pause(); select(log.steps[range.value]); } } });
@@ -88,7 +88,7 @@ export function open(box, initial, { signal, remember }) {
 
   function show(step) {
     const frame = frames.get(step), [path, head] = (state.map || (sharpest ??= sharpestHead(frame.maps))).split(":");
-    const map = frame.maps.find((candidate) => candidate.path === path) ?? frame.maps[0], chosen = Math.min(Number(head) || 0, map.n_heads - 1);
+    const map = frame.maps.find((candidate) => candidate.path === path) ?? frame.maps[0], chosen = Number(head) < map.n_heads && /^\d+$/.test(head) ? Number(head) : 0;
     const newest = subject.last.text;
     stage.show(make("p", { className: "answer-output film-output" }, make("small", { textContent: `${step === 0 ? "Before training" : `After step ${count(step)}`} the model writes${frame.writes === newest ? "" : ", compared with the newest checkpoint"} ` }), frame.writes === newest ? make("span", { textContent: frame.writes || "nothing" }) : diffLine(newest, frame.writes)),
       make("div", { className: "film" }, make("section", {}, make("h3", { textContent: "Loss" }), lossCurve(step, frame), thumbs(frame.maps, map, chosen)),

@@ -14,7 +14,7 @@ import contextvars
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +29,7 @@ from clearhead.generation.decoder import batch_bucket, size_bucket, state_tensor
 from clearhead.generation.engine.prefill import encode, prefill
 from clearhead.generation.engine.program import Attends, DecoderProgram
 from clearhead.generation.engine.static_cache import CacheShape, StaticKVCache
+from clearhead.generation.request import Slots
 from clearhead.models.decoder import Decoder
 from clearhead.models.encoder_decoder import EncoderDecoder
 from clearhead.nn.modes import eval_mode, iter_modules
@@ -36,7 +37,6 @@ from clearhead.ops.cuda_graph import graphs_for
 from clearhead.ops.fused_linear import apply_norm, fused_linear_decode
 from clearhead.ops.sdpa_backends import sdpa_without_cudnn
 
-Slots: TypeAlias = int | Literal["auto"]
 _State = TypeVar("_State")
 _MAX_SLOTS = {"cuda": 128, "cpu": 512}  # default number of rows of a batch
 _MEMORY_FRACTION = 0.8  # of the free memory of a device, for keys and values
@@ -223,9 +223,7 @@ class SlotDecoder:
         return self.prefill_rows(range(self.n_prompts), range(self.n_prompts))
 
     def prefill_beams(self, width: int) -> Float[Tensor, "P V"]:
-        """Process all prompts, and reserve `width` rows for each. With static shapes, copies of the first fill P."""
-        if not self.is_static:
-            return self.prefill()
+        """Process all prompts, and reserve `width` rows for each; copies of the first fill P."""
         P = batch_bucket(self.n_prompts)
         self._get_session(P * width)
         logits = self.prefill_rows(range(self.n_prompts), range(0, self.n_prompts * width, width))
@@ -272,10 +270,7 @@ class SlotDecoder:
     def start_beams(self, width: int) -> None:
         """Let the `width` rows of each prompt share what its prefill computed."""
         with torch.inference_mode():
-            if self.is_static:
-                self.cache.start_beams(width)
-            else:
-                self.cache.move_rows(torch.arange(self.n_prompts).repeat_interleave(width))
+            self.cache.start_beams(width)
 
     def reorder_beams(self, rows: Int[Tensor, " R"]) -> None:
         """Replace row i by a copy of row `rows[i]` of the same prompt, without a host sync."""
@@ -285,10 +280,7 @@ class SlotDecoder:
     def select_rows(self, rows: Int[Tensor, " rows"]) -> None:
         """Continue with these rows, which are different."""
         with torch.inference_mode():
-            if self.is_static:
-                self.cache.select_rows(rows)
-            else:
-                self.cache.move_rows(rows)
+            self.cache.select_rows(rows)
 
     def reorder_cache(self, rows: Int[Tensor, " rows"]) -> None:
         """Replace row i by a copy of row `rows[i]`. Rows may be repeated or dropped."""
@@ -298,11 +290,8 @@ class SlotDecoder:
 
     def adopt(self, key: Hashable, state: _State) -> _State:
         """Return the state in memory that captured graphs read, with the values of `state`."""
-        session = self._get_session()
-        if not self.is_static:
-            return state
         with torch.inference_mode():
-            stored: _State = session.states.setdefault(key, state)
+            stored: _State = self._get_session().states.setdefault(key, state)
             if stored is not state:
                 for target, source in zip(state_tensors(stored), state_tensors(state), strict=True):
                     target.copy_(source)

@@ -20,6 +20,8 @@ def wrong():
     return GALLERY["no causal mask"].spec()
 def needs(argument):
     return argument
+def broken():
+    raise RuntimeError("no parameters")
 number = 3
 
 import torch
@@ -58,6 +60,7 @@ def with_spec():
 def run(monkeypatch, capsys, tmp_path):
     """Return a function that runs the command in a folder with a module: exit status, standard output and error."""
     (tmp_path / "mine_to_check.py").write_text(MODULE)
+    (tmp_path / "unfinished.py").write_text("def GPT(\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     sys.modules.pop("mine_to_check", None)
@@ -185,8 +188,20 @@ def test_command_options_decide_verdict(run, arguments, status, verdict):
         ((".x:y",), "clearhead: '.x:y' does not name a Python module; expected package.module:factory"),
         (("not_there_at_all:make",), "clearhead: 'not_there_at_all' cannot be imported"),
         (("mine_to_check:absent",), "clearhead: mine_to_check has no 'absent'"),
-        (("mine_to_check:number",), "clearhead: mine_to_check:number is a int; expected a function"),
-        (("mine_to_check:needs",), "clearhead: mine_to_check:needs could not be called without arguments"),
+        (("mine_to_check:number",), "clearhead: mine_to_check:number has the type int; expected a function"),
+        (
+            ("mine_to_check:needs",),
+            "clearhead: mine_to_check:needs could not be called without arguments: TypeError: needs() missing 1",
+        ),
+        (
+            ("mine_to_check:broken",),
+            "clearhead: mine_to_check:broken could not be called without arguments: RuntimeError: no parameters (at /",
+        ),
+        (
+            ("mine_to_check.py:GPT",),
+            "clearhead: 'mine_to_check.py:GPT' does not name a Python module; expected package.module:factory, without",
+        ),
+        (("unfinished:GPT",), "clearhead: 'unfinished' cannot be imported from /"),
         (("mine_to_check:right", "--only", "leak"), "clearhead: unknown property 'leak'; there are:"),
     ],
 )

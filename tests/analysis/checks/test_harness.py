@@ -480,6 +480,72 @@ def test_spec_invalid_fields_raise_config_error(words, message):
         ModuleSpec(nn.Identity(), **{"inputs": Ids(7)} | words)
 
 
+class FromTheEnd(nn.Module):
+    """A causal model whose positions are counted from the end of the text, or whose output is scaled by its length."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.positions = nn.Embedding(40, 6)
+
+    def forward(self, x):
+        T = x.shape[1]
+        if self.kind == "positions":
+            x = x + self.positions(T - 1 - torch.arange(T))
+        x = attend(x)
+        return x * math.log(T + 1) if self.kind == "scale" else x
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("positions", "fail"), ("scale", "fail"), ("none", "pass")])
+def test_causality_fails_if_outputs_depend_on_the_number_of_later_tokens(kind, verdict):
+    finding = check(FromTheEnd(kind), inputs=Embeddings(6), causal=True, only="causality")["causality"]
+    assert finding.verdict is Verdict(verdict)
+    if verdict == "fail":
+        assert "alone and followed by" in finding.location
+        assert "no single later token changes an output" in finding.cause
+
+
+class CountsPadding(nn.Module):
+    """Adds positions that are counted from the first token, padding or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Embedding(40, 6)
+
+    def forward(self, x, keep=None):
+        return x + self.positions(torch.arange(x.shape[1]))
+
+
+def test_padding_invariance_of_one_token_names_cause():
+    finding = check(CountsPadding(), inputs=Embeddings(6), length=1, only="padding invariance")["padding invariance"]
+    assert finding.verdict is Verdict.FAIL
+    assert "positions are counted from the padding" in finding.cause
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": 3}, "mask is 3; expected a mask such as causal"),
+        ({"causal": "yes"}, "causal is 'yes'; expected True or False"),
+        ({"positions": 1}, "positions is 1; expected True or False"),
+        ({"layers": 0}, "layers is 0; expected a whole number of at least 1"),
+        ({"max_len": -3}, "max_len is -3; expected a whole number of at least 1"),
+        ({"run": 3}, r"run is 3; expected a function of \(module, inputs\)"),
+        ({"padding": KeepMask("valid")}, "Language has no argument 'valid' for a padding mask; its arguments are ids"),
+    ],
+)
+def test_check_invalid_options_raise_config_error(options, message):
+    with pytest.raises(ConfigError, match=message):
+        check(Language(), inputs=Ids(29), **options)
+
+
+@pytest.mark.bad_input
+def test_check_on_meta_device_raises_config_error():
+    with pytest.raises(ConfigError, match="weight of Linear is on the meta device and has no values"):
+        check(nn.Linear(5, 3, device="meta"), inputs=Embeddings(5))
+
+
 def test_check_unknown_causality_is_undecided():
     report = check(GALLERY["no causal mask"].spec(), mask=None, only=["causality", "determinism"])
     assert report.ok

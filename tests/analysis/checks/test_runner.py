@@ -33,6 +33,7 @@ def test_check_shared_results_are_computed_once(runs):
         "can it be called, the output, determinism, rounding": [full] * (1 + 1 + 2 + 2),
         "another length": [B * (T - 1)],
         "the first row, each of its tokens changed, its gradients": [T] * (1 + T + 1),
+        "the first tokens alone": [B * half, B * (T - 1)],
         "padding": [B * (T + n) for n in right_pads + left_pads],
         "polarity": [T] * 3,
         "the other rows alone, another order": [T, T, full],

@@ -26,6 +26,8 @@ def test_command_input_options_describe_unknown_module(run, tmp_path, monkeypatc
     (tmp_path / "mine_to_price.py").write_text(
         "from torch import nn\ndef small():\n    return nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))\n"
         "def wide():\n    return nn.Sequential(nn.Linear(12, 8))\n"
+        "def no_parameters():\n    raise ValueError('no sizes')\n"
+        "class Failing(nn.Module):\n    def forward(self, x):\n        raise KeyError('no such key')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -35,6 +37,16 @@ def test_command_input_options_describe_unknown_module(run, tmp_path, monkeypatc
     status, out, error = run("mine_to_price:wide", "--input-shape", "3,12", "--json")
     assert status == 0, error
     assert json.loads(out)["flops"]["forward"]["value"] == 2 * 3 * 12 * 8
+    for name, problem in (
+        (
+            "no_parameters",
+            "mine_to_price:no_parameters could not be called without arguments: ValueError: no sizes (at ",
+        ),
+        ("Failing", "the module failed with these inputs: KeyError: 'no such key' (at "),
+    ):
+        status, _, error = run(f"mine_to_price:{name}", "--input-dim", "3", "--tokens", "7")
+        assert (status, error.count("\n")) == (1, 1)
+        assert error.startswith(f"clearhead: {problem}{tmp_path / 'mine_to_price.py'}:")
     status, _, error = run("mine_to_price:small", "--vocab-size", "50", "--input-dim", "3")
     assert (status, error[:45]) == (1, "clearhead: a module takes one kind of input; ")
 
@@ -115,6 +127,11 @@ def test_command_in_a_terminal_shows_what_it_is_doing(run, monkeypatch, options,
             "clearhead: tokens is (3, 5); Decoder takes one sequence",
         ),
         (("vit-small", "--source-length", "3"), "clearhead: --source-length needs --tokens"),
+        (("base", "--tokens", "5", "--gpus", "8"), "clearhead: the cost per GPU needs --gpus and --par"),
+        (
+            ("base", "--tokens", "5", "--interconnect", "450GB/s"),
+            "clearhead: the cost per GPU needs --gpus and --parallel",
+        ),
         (("--measure", "--train"), "clearhead: --measure needs a model"),
         (("--measure", "--mask", "causal()"), "clearhead: --measure needs a model"),
     ],

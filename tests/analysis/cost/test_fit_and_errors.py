@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.cost import Case, predict_again, read, row_of, summary, worst
 from clearhead.analysis.cost import AttentionSizes, cost, preset
@@ -137,8 +138,28 @@ def test_parse_bytes_invalid_text_raises_config_error(text):
             ConfigError,
             "NVIDIA H200 was measured in float32, bfloat16, not in float16",
         ),
+        (lambda: cost("gpt2", tokens=5, device="tpu"), ConfigError, "device is 'tpu'; expected 'cuda' or 'cpu'"),
+        (lambda: cost("gpt2", tokens=5, device=None), ConfigError, "device is 'None'; expected 'cuda' or 'cpu'"),
+        (lambda: cost("gpt2", tokens=5, training="yes"), ConfigError, "training is 'yes'; expected True or False"),
+        (
+            lambda: cost(nn.ReLU(), inputs=torch.zeros(2, 3), training=True),
+            ConfigError,
+            "ReLU has no parameter that requires gradients; omit training",
+        ),
+        (lambda: cost(nn.Linear(3, 2), inputs=()), ConfigError, "missing 1 required positional argument: 'input'"),
+        (
+            lambda: cost(nn.Sequential(nn.LazyLinear(2)), inputs=torch.zeros(2, 3)),
+            ConfigError,
+            "the size of 0.weight in Sequential is unknown until its first call",
+        ),
+        (
+            lambda: cost(torch.jit.trace(nn.Linear(3, 2), torch.zeros(1, 3)), inputs=torch.zeros(2, 3)),
+            ConfigError,
+            "Linear is TorchScript|TopLevelTracedModule is TorchScript",
+        ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_cost_invalid_arguments_raise(call, error, message):
     with pytest.raises(error, match=message.replace("?", r"\?")):
         call()
@@ -147,6 +168,11 @@ def test_cost_invalid_arguments_raise(call, error, message):
 def test_cost_of_model_equals_cost_of_config():
     config = tiny_decoder()
     assert cost(config.build(), tokens=13).to_dict() == cost(config, tokens=13).to_dict()
+
+
+def test_cost_inputs_on_another_device_give_the_same_cost():
+    plain, elsewhere = (cost(nn.Linear(5, 3), inputs=[torch.empty(2, 5, device=d)]) for d in ("cpu", "meta"))
+    assert plain.forward.value == elsewhere.forward.value == 2 * 2 * 5 * 3
 
 
 def test_cost_padding_mask_counts_pairs_of_the_batch():

@@ -430,6 +430,54 @@ def test_logit_lens_transformers_model_equals_norm_and_unembedding(name):
         assert torch.equal(lens.logits[i + 1], expected)
 
 
+class InPlaceBlock(nn.Module):
+    """A pre-norm block that adds to its input in place, or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(6), nn.Linear(6, 6)
+        self.in_place = in_place
+
+    def forward(self, x):
+        y = self.layer(self.norm(x)).tanh()
+        if not self.in_place:
+            return x + y
+        x += y
+        return x
+
+
+class InPlaceModel(nn.Module):
+    """A model that changes the stream in place inside its blocks and after the last one, or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(V, 6), nn.LayerNorm(6), nn.Linear(6, V)
+        self.blocks = nn.ModuleList(InPlaceBlock(in_place) for _ in range(3))
+        self.in_place = in_place
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        scale = torch.arange(1.0, 7.0, dtype=x.dtype)
+        if not self.in_place:
+            return self.head(self.norm(x * scale))
+        x *= scale
+        return self.head(self.norm(x))
+
+
+@torch.no_grad()
+def test_logit_lens_of_stream_changed_in_place_equals_that_of_copies():
+    changed = randomize(InPlaceModel(in_place=True))
+    copied = InPlaceModel(in_place=False).double().eval()
+    copied.load_state_dict(changed.state_dict())
+    x = ids()
+    lens, expected = (analysis.logit_lens(model, x) for model in (changed, copied))
+    assert lens.layers == expected.layers
+    torch.testing.assert_close(lens.logits, expected.logits, rtol=0, atol=0)
+    assert torch.equal(lens.logits[-1], changed(x))
+
+
 def test_logit_lens_does_not_affect_other_threads():
     """While a lens replaces blocks in one thread, other threads run the original blocks."""
     model, model_args = decoder(), ids()
@@ -696,6 +744,10 @@ def test_ablate_and_logit_lens_accept_keyword_inputs():
         ),
         (lambda m, x: analysis.ablate(m, x, to="noise"), ConfigError, "expected 'zero' or 'mean'"),
         (lambda m, x: analysis.LogitMetric()(torch.zeros(1, T, V)), ConfigError, "has no token"),
+        (lambda m, x: analysis.LogitMetric(token=2.5), ConfigError, "token is 2.5; expected a whole number"),
+        (lambda m, x: analysis.LogitMetric(token=1, baseline=-1), ConfigError, "baseline is -1"),
+        (lambda m, x: analysis.LogitMetric(position="last"), ConfigError, "position is 'last'; expected a whole"),
+        (lambda m, x: analysis.patch(m, x, x, 3), ConfigError, "metric is 3; expected a function of the logits"),
     ],
 )
 def test_invalid_arguments_raise(call, error, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -302,6 +303,14 @@ class Pair(NamedTuple):
     second: object
 
 
+@dataclass(frozen=True)
+class OutputObject:
+    """The output of a model as an object that is neither a mapping nor a sequence."""
+
+    logits: torch.Tensor
+    extra: int
+
+
 class NestedOutput(nn.Module):
     """Returns its tensor inside a structure."""
 
@@ -321,6 +330,7 @@ class NestedOutput(nn.Module):
         (lambda x: (None, x), lambda out: out[1]),
         (lambda x: [(), {"y": x}], lambda out: out[1]["y"]),
         (lambda x: {"loss": None, "parts": (x, 3)}, lambda out: out["parts"][0]),
+        (lambda x: OutputObject(x, 3), lambda out: out.logits),
     ],
 )
 def test_intervention_edits_recorded_tensor_of_nested_output(pack, tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -187,6 +188,37 @@ def test_traces_in_two_threads_are_separate(build):
         assert (t.runs, t.paths) == (3, alone.paths)
         for path in t.paths:
             torch.testing.assert_close(t.weights(path), alone.weights(path))
+
+
+class CallsDuringRegistration(OrderedDict):
+    """Calls a function in another thread after torch stored a hook and before it stored that the hook takes kwargs."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def __setitem__(self, key, value):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self.call).result()
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [
+        lambda model, x: analysis.trace(model, "output").__enter__().__exit__(None, None, None),
+        lambda model, x: analysis.logit_lens(model, x),
+    ],
+    ids=["trace", "logit lens"],
+)
+def test_other_threads_run_while_hooks_are_registered(observe):
+    model = decoder()
+    ids = torch.randint(31, (1, 5))
+    calls = []
+    for hooks in ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"):
+        setattr(model, hooks, CallsDuringRegistration(lambda: calls.append(model(ids))))
+    observe(model, ids)
+    assert calls
 
 
 def test_trace_records_modules_that_run_in_another_thread():

@@ -36,9 +36,26 @@ def test_trace_of_unknown_module_raises(path, pattern, message):
 
 
 @pytest.mark.bad_input
-def test_trace_without_runs_to_keep_raises():
-    with pytest.raises(ConfigError, match="runs is 0"):
-        analysis.trace(decoder(), runs=0)
+@pytest.mark.parametrize("runs", [0, 1.5, "all"])
+def test_trace_without_number_of_runs_to_keep_raises(runs):
+    with pytest.raises(ConfigError, match=f"runs is {runs!r}; expected a whole number of at least 1"):
+        analysis.trace(decoder(), runs=runs)
+
+
+@pytest.mark.bad_input
+def test_trace_of_pattern_that_is_no_text_raises():
+    with pytest.raises(DtypeError, match="got a int as a pattern"):
+        analysis.trace(decoder(), 7)
+
+
+@pytest.mark.bad_input
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_trace_of_torchscript_raises():
+    script = torch.jit.trace(nn.Linear(3, 2), torch.zeros(1, 3))
+    with pytest.raises(ConfigError, match="the model is TorchScript, and a compiled graph cannot be traced"):
+        analysis.trace(nn.Sequential(script)[0])
+    with pytest.raises(ConfigError, match="0 is TorchScript"):
+        analysis.trace(nn.Sequential(script))
 
 
 @pytest.mark.bad_input
@@ -63,6 +80,7 @@ def test_reading_an_empty_trace_raises(read, error, message):
     [
         ({"heads": 6}, ShapeError, "head 6 was asked for; this layer has 6: 0 … 5"),
         ({"rows": [0.5]}, DtypeError, "expected an integer, several, a slice, or None"),
+        ({"heads": 0.5}, DtypeError, "expected an integer, several, a slice, or None"),
         ({"run": 1}, ShapeError, r"run 1 was asked for; blocks\.0\.attention has 1: 0 … 0"),
     ],
     ids=str,

@@ -51,6 +51,7 @@ class TestMeasures:
         weights = softmax(2, 5, 5)
         weights[:, 3] = 0
         assert rollout([weights])[3].tolist() == [0, 0, 0, 1, 0]
+        assert rollout([weights], residual=0.0)[3].tolist() == [0, 0, 0, 1, 0]
 
     @pytest.mark.parametrize("n_kv_heads", [6, 2])
     def test_value_weighted_norms_equal_output_contributions(self, n_kv_heads):

@@ -25,13 +25,16 @@ from clearhead.errors import ImplementationError
 from clearhead.masks import (
     Full,
     allow,
+    axis,
     causal,
+    clamped,
     dilated,
     documents,
     every,
     forbid,
     full,
     padding,
+    per_head,
     prefix,
     window,
 )
@@ -368,6 +371,24 @@ def test_compiled_single_graph_matches_reference_with_backward(impl):
     assert calls.has_run
     planned = PLANS.pinned[-1]  # equal to the blocking in eager mode
     assert planned.blocking == kernel.blocking_on(torch.device("cpu"), torch.float32, 16, 16)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    "mask",
+    [
+        axis(clamped(1, 1), 0, (61, 11)) & axis(window(1, 1), 1, (61, 11)),
+        axis(causal() & window(3, 0), 0, (-1, 10)) | every(97),
+        per_head(axis(window(1, 1), 1, (11, 61), tile=(11, 1)), causal()),
+    ],
+    ids=str,
+)
+def test_compiled_single_graph_with_grid_matches_reference_with_backward(mask):
+    torch.compiler.reset()
+    inputs = [torch.randn(1, 2, 671, 8, requires_grad=True) for _ in range(3)]
+    compiled = torch.compile(lambda q, k, v: attend(q, k, v, mask).square(), fullgraph=True, backend="aot_eager")
+    expected = results_of(lambda q, k, v: attend(q, k, v, mask, impl="reference").square(), inputs)
+    torch.testing.assert_close(results_of(compiled, inputs), expected)
 
 
 @pytest.mark.compiled

@@ -139,3 +139,9 @@ def test_file_with_bom_and_crlf_is_read(tmp_path):
     assert solve(tmp_path / "w.toml").steps == solve_text(text).steps
     (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf" + b"z = [[-1, 1]]\r\n")
     assert grade_file(solve(tmp_path / "w.toml"), tmp_path / "a.toml").is_right
+
+
+def test_solve_prefers_a_bundled_problem_to_a_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sort-dedup").mkdir()
+    assert solve("sort-dedup").agrees

@@ -154,6 +154,34 @@ def test_grade_program_explains_mistakes_in_other_code(change, expected, tmp_pat
     assert all(words in why for words, why in zip(expected, graded.because, strict=True))
 
 
+SCHEDULE = """
+import math
+
+
+def schedule(step, lr_max, warmup, total):
+    if step <= warmup:
+        return lr_max * step / warmup
+    return lr_max * math.cos(math.pi / 2 * (step - warmup) / (total - warmup)) ** 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("lr_max * step / warmup", "lr_max * (step + 1) / warmup"),
+        ("(step - warmup) /", "(step - warmup + 1) /"),
+        ("(total - warmup)", "(total - warmup + 1)"),
+        ("return lr_max * math", "return 1e-5 + lr_max * math"),
+    ],
+    ids=["right", "early", "shifted", "slow", "raised"],
+)
+def test_grade_program_is_as_strict_for_small_outputs(old, new, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(SCHEDULE.replace(old, new) if old else SCHEDULE)
+    assert grade_program("schedule", mine).is_right == (not old)
+
+
 @pytest.mark.bad_input
 def test_invalid_programs_raise(tmp_path):
     mine = tmp_path / "mine.py"
@@ -161,6 +189,7 @@ def test_invalid_programs_raise(tmp_path):
         ("def other(): pass", "has no function multi_head_attention"),
         ("def broken(:", "cannot be run: SyntaxError in line 1"),
         ("import no_such_module", "cannot be run: ModuleNotFoundError in line 1"),
+        ("raise SystemExit(0)", "cannot be run: SystemExit in line 1"),
     ]:
         mine.write_text(text)
         with pytest.raises(ClearheadError, match=why):
@@ -176,6 +205,10 @@ def test_invalid_programs_raise(tmp_path):
     assert "the output is (1, 6), expected (5, 6)" in str(grade_program("multi-head", mine))
     mine.write_text("def multi_head_attention(x, *rest):\n    return None\n")
     assert not grade_program("multi-head", mine).is_right
+    mine.write_text("def multi_head_attention(x, *rest):\n    exit(0)\n")
+    assert "SystemExit" in str(grade_program("multi-head", mine))
+    mine.write_text("def multi_head_attention(x, *rest):\n    return x + 1j\n")
+    assert "the output is complex, expected real numbers" in str(grade_program("multi-head", mine))
 
 
 @pytest.mark.bad_input

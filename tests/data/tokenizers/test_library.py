@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
+import time
 
 import pytest
 
-from clearhead.data.tokenizers.library import load_hf_tokenizer, train_bpe
+from clearhead.data.tokenizers.library import HFTokenizer, load_hf_tokenizer, train_bpe
 from clearhead.errors import ConfigError, DataError, StorageError
 from tests.support.tokenizers import TEXTS, byte_pairs, unigram, word_piece
 
@@ -89,3 +91,42 @@ def test_load_hf_tokenizer_invalid_settings_raise_storage_error(saved_tokenizer)
 def test_train_bpe_huge_vocab_size_raises(vocab_size):
     with pytest.raises(ConfigError, match=r"vocab_size is \d+…?; expected a whole number of at most 1048576"):
         train_bpe(["a text"], vocab_size)
+
+
+class RecordingTokenizer:
+    """Records which thread sets, uses and resets the truncation of a tokenizer of the library."""
+
+    def __init__(self, inner, events):
+        self._inner = inner
+        self._events = events
+
+    def __getattr__(self, name):
+        if name in ("enable_truncation", "no_truncation", "encode_batch_fast"):
+            self._events.append((threading.get_ident(), name))
+            time.sleep(0)  # lets another thread run
+        return getattr(self._inner, name)
+
+
+def test_truncation_of_one_thread_does_not_reach_texts_of_another():
+    events = []
+    tokenizer = HFTokenizer(RecordingTokenizer(byte_pairs()[0], events), {})
+    text = " ".join(TEXTS)
+    expected = {longest: tokenizer.prompt(text, longest) for longest in (5, 7, None)}
+    events.clear()
+    results = []
+
+    def encode(longest):
+        results.extend((longest, tokenizer.prompt(text, longest)) for _ in range(50))
+
+    threads = [threading.Thread(target=encode, args=(longest,)) for longest in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 150
+    assert all(ids == expected[longest] for longest, ids in results)
+    # Between setting and resetting the truncation, only one thread uses the tokenizer.
+    owner = None
+    for thread, name in events:
+        assert owner in (None, thread)
+        owner = None if name == "no_truncation" else thread

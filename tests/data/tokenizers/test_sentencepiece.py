@@ -88,3 +88,24 @@ def test_read_sentence_pieces_invalid_model_raises(reference_and_folder):
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
     with pytest.raises(DataError, match="belongs to a XLMRobertaTokenizer, which is not supported"):
         load_hf_tokenizer(folder)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("vocab.json", "not JSON", "vocab.json is not JSON"),
+        ("vocab.json", "[]", "vocab.json contains a list; expected an object"),
+        ("vocab.json", '{"a": 1, "b": "c"}', "not a complete SentencePiece model that fits"),
+        ("vocab.json", '{"dog": 0}', "not a complete SentencePiece model that fits"),  # no unknown token
+        ("tokenizer_config.json", '{"tokenizer_class": "T5Tokenizer", "extra_ids": "x"}', "that fits its tokenizer"),
+        ("tokenizer.model", None, "not a complete SentencePiece model"),
+    ],
+)
+def test_sentence_pieces_with_invalid_files_raise_storage_error(reference_and_folder, file, text, message):
+    _, folder = reference_and_folder
+    # None: a complete model without a piece for unknown text.
+    content = b"\x0a\x05\x0a\x03abc" if text is None else text.encode()
+    (folder / file).write_bytes(content)
+    with pytest.raises(StorageError, match=message):
+        load_hf_tokenizer(folder)

@@ -74,6 +74,15 @@ def test_every_prompt_may_end_with_its_first_id():
     assert torch.equal(result.ids, generate(model, rows, max_new_tokens=1, engine="module").ids)
 
 
+@pytest.mark.parametrize("is_static", [False, True], ids=["cpu", "static"])
+def test_many_prompts_may_end_with_their_first_id_one_after_another(is_static):
+    """More than Python's limit of nested calls."""
+    rows = [[i % VOCAB] for i in range(1201)]
+    with slot_decoder.static_shapes() if is_static else nullcontext():
+        result = generate(decoder(), rows, max_new_tokens=1, slots=1)
+    assert result.lengths.flatten().tolist() == [1] * len(rows)
+
+
 def test_invalid_logits_name_the_prompt_and_leave_the_model_usable():
     model, rows = decoder(), prompts(VOCAB, LENGTHS)
     rows = [row.clamp(max=VOCAB - 2) for row in rows]

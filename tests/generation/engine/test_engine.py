@@ -103,8 +103,8 @@ def test_changed_parameters_recompile_program():
 
 
 def is_fused(model, rows=((1, 2),), decoder_start_ids=None):
-    request = SearchRequest.of(None, 5, None)
-    decoder = incremental_decoder(model, [list(row) for row in rows], request, decoder_start_ids=decoder_start_ids)
+    request = SearchRequest.of(None, 5, None, decoder_start_ids=decoder_start_ids)
+    decoder = incremental_decoder(model, [list(row) for row in rows], request)
     return isinstance(decoder, SlotDecoder)
 
 

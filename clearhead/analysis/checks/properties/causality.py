@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from clearhead._core.call_types import Args
 from clearhead.analysis.checks.harness import Harness, by_position
 from clearhead.analysis.checks.numerics_recorder import CAUSES
-from clearhead.analysis.checks.properties import Comparison, Property
+from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.inputs.module_spec import CallInputs
 from clearhead.analysis.inputs.outputs import output_tensor
 from clearhead.masks import Mask, causal
+
+_LENGTH = "by length"
 
 
 def influence(harness: Harness, inputs: CallInputs) -> Tensor:
@@ -93,7 +95,8 @@ class Causality(Property):
 
     name = "causality"
     method = (
-        "changed the token at each position j and compared each output i that must not depend on it; and by gradients"
+        "changed the token at each position j and compared each output i that must not depend on it; by gradients; "
+        "and ran the first tokens alone"
     )
 
     def why_not(self, harness: Harness) -> str | None:
@@ -112,15 +115,28 @@ class Causality(Property):
         )
 
     def evaluate(self, harness: Harness, inputs: CallInputs) -> Iterator[Comparison]:
-        hidden = ~receptive_field(harness, inputs.length)
-        yield _largest(_influence_once(harness, inputs), hidden, harness.tolerance, "by change")
+        T = inputs.length
+        hidden = ~receptive_field(harness, T)
+        by_token = [_largest(_influence_once(harness, inputs), hidden, harness.tolerance, "by change")]
         slope = gradient(harness, inputs)
         if slope is not None:
             scale = float(slope.masked_fill(hidden, 0.0).nan_to_num(0, 0, 0).max())
-            yield _largest(slope, hidden, harness.tolerance * max(1.0, scale), "by gradient")
+            by_token.append(_largest(slope, hidden, harness.tolerance * max(1.0, scale), "by gradient"))
+        yield from by_token
+        hides_future = int(hidden.triu(1).sum()) == T * (T - 1) // 2
+        if hides_future and not any(comparison.fails for comparison in by_token):
+            for n in sorted({T // 2, T - 1} - {0}):
+                alone = harness.out(replace(inputs, x=inputs.x[:, :n]))
+                whole = harness.plain(inputs)[:, :n]
+                yield compared(harness, alone, whole, f"{n} tokens alone and followed by {T - n}", _LENGTH)
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         T = inputs.length
+        if all(comparison.kind == _LENGTH for comparison in failed):
+            return (
+                "no single later token changes an output, but their presence does: positions, a scale or a statistic "
+                "are computed from the whole sequence"
+            )
         if _inverted(harness):
             return "the mask's polarity is inverted: it hides allowed tokens and allows the others"
         for fact in ("split_by_view", "wrong_axis", "binary_added", "masked_after"):

@@ -17,11 +17,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from clearhead._core.call_types import Args, Kwargs, TorchFunction
-from clearhead.analysis.checks.harness import Harness, by_position, reason
+from clearhead.analysis.checks.harness import Harness, by_position
 from clearhead.analysis.checks.numerics_recorder import CAUSES
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.properties.causality import time_first
 from clearhead.analysis.checks.rounding import difference
+from clearhead.analysis.inputs.module_errors import error_summary
 from clearhead.analysis.inputs.module_spec import CallInputs
 
 
@@ -175,7 +176,7 @@ class CacheConsistency(Property):
         try:
             out = run(harness.spec.caching.new())
         except Exception as error:
-            location = f"{kind}: {reason(error)}, at output 0"
+            location = f"{kind}: {error_summary(error)}, at output 0"
             return Comparison(difference=float("inf"), tolerance=harness.tolerance, location=location, kind=kind)
         location = f"{kind}: got {tuple(out.shape)} for {tuple(expected.shape)}, from output 0"
         if out.shape == expected.shape:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead._core.call_types import Args
-from clearhead.analysis.checks.harness import Harness, cast_to, reason
+from clearhead.analysis.checks.harness import Harness, cast_to
 from clearhead.analysis.checks.properties import Comparison, Property, compared
 from clearhead.analysis.checks.rounding import SAFETY, difference, noise
+from clearhead.analysis.inputs.module_errors import error_summary
 from clearhead.analysis.inputs.module_spec import CallInputs, Ids
 from clearhead.analysis.inputs.outputs import all_tensors
 
@@ -58,7 +59,9 @@ class DtypeAgreement(Property):
             except Exception as error:
                 if any(text in str(error) for text in _UNSUPPORTED):
                     continue
-                yield Comparison(difference=float("inf"), tolerance=0.0, location=f"{name}: {reason(error)}", kind=name)
+                yield Comparison(
+                    difference=float("inf"), tolerance=0.0, location=f"{name}: {error_summary(error)}", kind=name
+                )
                 continue
             widened = rounded.double()  # the same rounded parameters, computed in float64
             base = harness.out(batch, widened)
@@ -97,7 +100,7 @@ class Finiteness(Property):
                 problem = f"{bad} of {out.numel()} values are not finite"
             except Exception as error:
                 bad = 1
-                problem = reason(error)
+                problem = error_summary(error)
             yield Comparison(difference=float(bad), tolerance=0.0, location=f"{name}: {problem}", kind=name)
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:

@@ -89,8 +89,7 @@ class PaddingInvariance(Property):
         kinds = {x.kind for x in failed}
         target = all(kind.startswith("target") for kind in kinds)
         content = any("content" in kind for kind in kinds)
-        hidden, visible = _polarity(harness, inputs if inputs.length > 2 else harness.inputs, target)
-        if hidden > harness.tolerance >= visible:
+        if _is_inverted(harness, inputs if inputs.length > 2 else harness.inputs, target):
             return "the padding mask's polarity is inverted: it hides the real tokens instead of the padding"
         if any(x.difference == float("inf") for x in failed):
             return "rows without allowed keys give NaN (a softmax of −inf only), which spreads; return zeros for them"
@@ -140,6 +139,14 @@ class MaskPolarity(Property):
 
     def cause(self, harness: Harness, inputs: CallInputs, failed: Sequence[Comparison]) -> str:
         return "the padding mask's polarity is inverted: it hides the real tokens instead of the padding (pass ~mask)"
+
+
+def _is_inverted(harness: Harness, inputs: CallInputs, target: bool) -> bool:
+    """Return whether a hidden token changes an output and a visible one does not; False for fewer than 3 tokens."""
+    if inputs.length < 3:
+        return False
+    hidden, visible = _polarity(harness, inputs, target)
+    return hidden > harness.tolerance >= visible
 
 
 def _polarity(harness: Harness, inputs: CallInputs, target: bool) -> tuple[float, float]:
