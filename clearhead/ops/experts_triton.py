@@ -11,7 +11,7 @@ from a table.
 
 # Triton's functions have no Python types: their arguments are pointers and tiles.
 # ruff: noqa: ANN001, ANN202
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
@@ -203,8 +203,11 @@ def apply_experts(x: Tensor, weights: Tensor, expert_ids: Tensor, experts: Exper
     P = R * k
     hidden = torch.empty(P, F, dtype=x.dtype, device=x.device)
     out = torch.empty(R, k, M, dtype=x.dtype, device=x.device)
-    activation = experts.activation
-    is_clamped = isinstance(activation, ClampedSwiGLU)
+    code, limit, slope = _CLAMPED, 0.0, 0.0
+    if isinstance(experts.activation, ClampedSwiGLU):
+        limit, slope = experts.activation.limit, experts.activation.slope
+    else:
+        code = activation_code(experts.activation) or 0
     rows = 16 if P <= 16 * n else 32
     # For an absent tensor, any tensor is passed; the kernels do not read it.
     gate = experts.up if experts.gate is None else experts.gate
@@ -214,9 +217,7 @@ def apply_experts(x: Tensor, weights: Tensor, expert_ids: Tensor, experts: Exper
     expert_hidden_kernel[(triton.cdiv(F, BN), n)](
         x, expert_ids, experts.up, gate, biases[0], biases[1], hidden, P, F, M,
         TOP_K=k, **sizes, BN=BN, BK=BK, EVEN=F % BN == 0 and M % BK == 0, ALIGNED=experts.is_aligned,
-        HAS_BIAS=experts.up_bias is not None, GATED=experts.gate is not None,
-        ACT=_CLAMPED if is_clamped else activation_code(activation),
-        LIMIT=activation.limit if is_clamped else 0.0, SLOPE=activation.slope if is_clamped else 0.0,
+        HAS_BIAS=experts.up_bias is not None, GATED=experts.gate is not None, ACT=code, LIMIT=limit, SLOPE=slope,
     )  # fmt: skip
     BN, BK = _tile(M, F, min(n, P), x.element_size())
     expert_output_kernel[(triton.cdiv(M, BN), n)](
