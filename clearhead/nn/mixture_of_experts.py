@@ -103,15 +103,15 @@ class ExpertsFeedForward(Module):
 
     def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... M"]:
         """Apply the selected experts to each token of x (…, M)."""
-        weights, expert_ids = self._route(x)
+        weights, expert_ids = self.route(x)
         if not torch.compiler.is_compiling() and is_wrapped(x):
             out = self._dense(x, weights, expert_ids)  # torch.func cannot read the number of tokens per expert
         else:
             out = self._grouped(x, weights, expert_ids)
         return out if self.shared is None else out + self.shared(x)
 
-    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights (…, k) and the ids (…, k) of the experts of each token."""
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights (…, k) and the ids (…, k) of the experts of each token of x (…, M)."""
         config = self.config
         logits = self.router(x).to(torch.promote_types(x.dtype, torch.float32))
         if config.score == "softmax" and config.normalize and self.selection_bias is None and config.n_groups == 1:

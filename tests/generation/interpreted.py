@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -25,8 +26,9 @@ from clearhead.generation.sampling import (
     topk_logprobs,
 )
 from clearhead.masks import causal, window
-from clearhead.nn import GELU, GeGLU, Parallel, ReLU, SwiGLU
+from clearhead.nn import GELU, Experts, ExpertsFeedForward, FeedForward, GeGLU, Parallel, ReLU, SwiGLU
 from clearhead.nn.positions import Rotary, YarnScaling
+from clearhead.ops.activations import ClampedSwiGLU
 from clearhead.ops.fused_linear import (
     FusedLinearSpec,
     fused_linear_decode,
@@ -199,6 +201,28 @@ def gated_prompts():
             assert actual.data_ptr() == residual.data_ptr()
 
 
+def experts():
+    """The kernels of a mixture of experts equal its module, which calls one expert after the other."""
+    from clearhead.generation.engine.fused_experts import FusedExperts, can_fuse_experts
+
+    for rows, settings, M, F, activation, bias in (
+        (1, Experts(5, top_k=2), 71, 38, SwiGLU(), False),
+        (3, Experts(7, top_k=3, n_shared=1), 64, 96, GELU(), True),
+        (53, Experts(2, top_k=1, score="sigmoid", router_bias=True), 32, 48, ClampedSwiGLU(limit=0.7), True),
+        (37, Experts(6, top_k=2, n_groups=3, top_groups=2, selection_bias=True), 23, 37, ReLU(), False),
+        (128, Experts(11, top_k=8, normalize=False, scale=1.7), 16, 32, GeGLU(tanh=True), True),
+    ):
+        shared = FeedForward(M, F, activation, bias=bias) if settings.n_shared else None
+        build = functools.partial(FeedForward, M, F, activation, bias=bias)
+        module = ExpertsFeedForward(M, settings, build, shared=shared)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5)
+        assert can_fuse_experts(module)
+        x = torch.randn(rows, M)
+        torch.testing.assert_close(FusedExperts(module)(x), module(x), rtol=1e-4, atol=1e-5)
+
+
 def sampling():
     logits = torch.randn(3, 2, 9001).round(decimals=1)[:, -1]  # with ties, and not contiguous
     logits[1, ::2] = -math.inf
@@ -331,6 +355,7 @@ def models():
         (grouped, Greedy(), (3, 5, 4)),
         (decoder(**ring).float(), Greedy(), (9, 2)),
         (grouped, Sample(0.9, top_k=9, top_p=0.8, seed=3), (3, 5, 4)),
+        (decoder(experts=Experts(5, top_k=2), activation=SwiGLU()).float(), Greedy(), (3, 5, 4)),
     ):
         rows = prompts(23, lengths)
         options = {"strategy": strategy, "max_new_tokens": 4, "stop_ids": 7}
@@ -349,6 +374,7 @@ if __name__ == "__main__":
         attention()
         prompt_writes()
         gated_prompts()
+        experts()
         sampling()
         filtered_sampling()
         invalid_logits()

@@ -32,6 +32,7 @@ from clearhead.generation.engine.fused_attention import (
     joined_linear,
     torch_norm,
 )
+from clearhead.generation.engine.fused_experts import FusedExperts, can_fuse_experts
 from clearhead.masks import Mask
 from clearhead.models.decoder import Decoder, DecoderConfig
 from clearhead.models.encoder_decoder import EncoderDecoder
@@ -152,8 +153,19 @@ class Attends(NamedTuple):
     to_memory: AttendFn  # heads are H
 
 
+class _FusedFeedForward:
+    """The two products of a dense feed-forward network, the first one with its norm and activation."""
+
+    def __init__(self, module: FeedForward, norm: TorchNorm | None = None) -> None:
+        gate = () if module.gate is None else (module.gate.weight.detach(), detach(module.gate.bias))
+        self.up = FusedLinearSpec(module.up.weight.detach(), detach(module.up.bias), norm, module.activation, *gate)
+        self.down = joined_linear(module.down)
+
+
 class _FusedLayer:
     """One block with a plain residual connection: every linear layer takes its norm, activation and residual along."""
+
+    is_capturable = True
 
     def __init__(self, block: Block) -> None:
         is_post_norm = isinstance(block.residual, PostNorm)
@@ -165,34 +177,43 @@ class _FusedLayer:
         self.attentions = _attentions(block, norm1, norm_cross)
         ff = block.feed_forward
         assert isinstance(ff, FeedForward)
-        gate = () if ff.gate is None else (ff.gate.weight.detach(), detach(ff.gate.bias))
-        self.up = FusedLinearSpec(ff.up.weight.detach(), detach(ff.up.bias), norm2, ff.activation, *gate)
-        self.down = joined_linear(ff.down)
+        self.feed_forward = _FusedFeedForward(ff, norm2)
         self.is_parallel = isinstance(block.residual, Parallel)  # every branch uses the block's input
 
     def __call__(self, i: int, x: Tensor, attends: Attends, linear: LinearFn) -> Tensor:
         # Sums may overwrite x, so parallel branches, which all use the block's input, read it first.
         ahead = {a: a.project(x, linear) for a in self.attentions if a is not None} if self.is_parallel else {}
-        hidden = linear(x, self.up) if self.is_parallel else None
+        hidden = linear(x, self.feed_forward.up) if self.is_parallel else None
         for attention, attend, norm in zip(self.attentions, attends, self.norms, strict=False):
             if attention is None:
                 continue
             heads = ahead[attention] if self.is_parallel else attention.project(x, linear)
             x = linear(attention.combine(attend(i, attention, heads)), attention.out, x)
             x = x if norm is None else apply_norm(x, norm)
-        hidden = linear(x, self.up) if hidden is None else hidden
-        x = linear(hidden, self.down, x)
+        hidden = linear(x, self.feed_forward.up) if hidden is None else hidden
+        x = linear(hidden, self.feed_forward.down, x)
         return x if self.norms[2] is None else apply_norm(x, self.norms[2])
 
 
 class _ModularLayer:
-    """One block with any residual connection and feed-forward: its own modules around the fused attention."""
+    """One block with any residual connection and feed-forward: its norms and functions around fused products."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.attentions = _attentions(block, None, None)
         posts = (block.post_attention, block.post_cross_attention, block.post_feed_forward)
         self.posts = [nn.Identity() if post is None else post for post in posts]
+        self.feed_forward: _FusedFeedForward | FusedExperts | nn.Module = block.feed_forward
+        if isinstance(block.feed_forward, ExpertsFeedForward):
+            if can_fuse_experts(block.feed_forward):
+                self.feed_forward = FusedExperts(block.feed_forward)
+        elif isinstance(block.feed_forward, FeedForward) and _has_plain_activation(block.feed_forward):
+            self.feed_forward = _FusedFeedForward(block.feed_forward)
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a step reads nothing on the host, which the module of a mixture of experts does."""
+        return not isinstance(self.feed_forward, ExpertsFeedForward)
 
     def __call__(self, i: int, x: Tensor, attends: Attends, linear: LinearFn) -> Tensor:
         block = self.block
@@ -215,7 +236,14 @@ class _ModularLayer:
         x = block.residual(x, norm1, branch(self_attention, attends.to_self), self.posts[0], block_input)
         if cross is not None and block.norm_cross is not None:
             x = block.residual(x, block.norm_cross, branch(cross, attends.to_memory), self.posts[1], block_input)
-        return block.residual(x, norm2, block.feed_forward, self.posts[2], block_input)
+
+        def feed_forward(h: Tensor) -> Tensor:
+            if isinstance(self.feed_forward, _FusedFeedForward):
+                return linear(linear(h, self.feed_forward.up), self.feed_forward.down)
+            out: Tensor = self.feed_forward(h)
+            return out
+
+        return block.residual(x, norm2, feed_forward, self.posts[2], block_input)
 
 
 def _attentions(
@@ -232,13 +260,18 @@ def _attentions(
     return self_attention, None if cross is None else FusedAttention(cross, norm_cross, is_cross=True)
 
 
+def _has_plain_activation(module: FeedForward) -> bool:
+    """Return whether `FusedLinearSpec` can express the activation."""
+    return not isinstance(module.activation, ClampedSwiGLU)
+
+
 def _is_plain(block: Block) -> bool:
     """Return whether a block can be a `_FusedLayer`."""
     posts = (block.post_attention, block.post_cross_attention, block.post_feed_forward)
     return (
         isinstance(block.residual, (PreNorm, PostNorm, Parallel))
         and isinstance(block.feed_forward, FeedForward)
-        and not isinstance(block.feed_forward.activation, ClampedSwiGLU)
+        and _has_plain_activation(block.feed_forward)
         and all(post is None for post in posts)
         and (block.norm2 is not None or block.cross_attention is None)
     )
@@ -265,8 +298,7 @@ class DecoderProgram:
         self.masks: list[Mask] = [layer_masks[i % len(layer_masks)] for i in range(len(blocks))]  # of each layer
         shared = None if decoder.adds_positions else decoder.positions
         self.relative_positions: list[nn.Module | None] = list(decoder.layer_positions or [shared] * len(blocks))
-        # Mixtures of experts read the number of tokens per expert on the host.
-        self.is_capturable = config.experts is None
+        self.is_capturable = all(layer.is_capturable for layer in self.layers)
         # Size of a token in the KV cache.
         self.bytes_per_token = 2 * len(self.layers) * self.n_kv_heads * self.d_head * weight.element_size()
 
