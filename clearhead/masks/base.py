@@ -281,8 +281,8 @@ class Mask(ABC):
 class Leaf(Mask):
     """A mask that is not composed of other masks.
 
-    `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends on p − j
-    only."""
+    `uses_query` and `uses_key` are the positions that the predicate uses; with `by_distance` it depends only on the
+    distance p − j."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()  # the names of its fields, set by `dataclass`
     uses_query: ClassVar[bool] = True

@@ -19,8 +19,7 @@ def single_backward(backward: Backward) -> Backward:
     """Decorate the backward method of an autograd function that has no second derivatives.
 
     torch's `once_differentiable` returns constants if the gradient of the output is a constant, so that a penalty on
-    gradients would be ignored silently. With this decorator, differentiating the gradients raises
-    `ImplementationError`."""
+    gradients would be ignored silently. Here, differentiating the gradients always raises an error."""
 
     @wraps(backward)
     def run(ctx: Any, grad: Tensor) -> Gradients:
