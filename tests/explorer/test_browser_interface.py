@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.browser import BROWSER
+from tests.support.browser_panels import HOUSE, PANELS, VIEWS, open_completely
 from tests.support.browser_tab import Tab
 
 pytest.importorskip("playwright.sync_api", reason="needs Playwright")
@@ -15,39 +16,6 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
 ]
 CONTRAST = (Path(__file__).parents[1] / "support" / "contrast.js").read_text(encoding="utf-8").partition("\n")[2]
-PANELS = [
-    "model",
-    "tour",
-    "intervention",
-    "interpret",
-    "comparison",
-    "training",
-    "by_hand",
-    "mask",
-    "cost",
-    "claims",
-    "exercises",
-]
-HOUSE = "model=en-es&text=The+house+is+red."
-VIEWS = [
-    f"model?{HOUSE}&view=steps",
-    f"model?{HOUSE}&view=beams",
-    "model?model=digits-vit&view=pixels",
-    "model?model=spoken-digits",
-    f"interpret?{HOUSE}&view=why&step=1",
-    f"interpret?{HOUSE}&view=neurons",
-    f"interpret?{HOUSE}&view=patching&other=The+car+is+red.",
-    f"comparison?{HOUSE}&text2=The+car+is+red.&view=outputs",
-    f"intervention?{HOUSE}&edits=decoder.blocks.3.cross_attention:1:zero",
-]
-
-
-def open_completely(tab, panel):
-    """Open a panel and wait for its results."""
-    tab.open(panel)
-    if panel in VIEWS:
-        tab.page.wait_for_selector("html[data-map]" if panel.startswith("intervention") else "html[data-shown]")
-    tab.page.wait_for_timeout(600)
 
 
 def test_run_views_show_the_tokens_of_the_answer(tab):

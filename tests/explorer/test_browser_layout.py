@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.explorer.test_browser_interface import HOUSE, PANELS, VIEWS, open_completely
 from tests.support.browser import BROWSER
+from tests.support.browser_panels import HOUSE, PANELS, VIEWS, open_completely
 from tests.support.browser_tab import Tab
 
 pytest.importorskip("playwright.sync_api", reason="needs Playwright")

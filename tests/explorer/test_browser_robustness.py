@@ -17,7 +17,7 @@ PAIR = "model=sort-dedup&text=D+A+C&text2=D+A+B"
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"),
+    ("address", "selector"),
     [
         ("interpret?model=sort-dedup&view=nothing", ".heat"),
         ("interpret?model=sort-dedup&view=constructor", ".heat"),
@@ -34,9 +34,9 @@ PAIR = "model=sort-dedup&text=D+A+C&text2=D+A+B"
         ("cost?tokens=abc", ".headline:has-text('forward pass')"),
     ],
 )
-def test_invalid_state_of_the_address_is_replaced_by_the_default(tab, address, shown):
+def test_invalid_state_of_the_address_is_replaced_by_the_default(tab, address, selector):
     tab.open(address)
-    tab.page.wait_for_selector(shown)
+    tab.page.wait_for_selector(selector)
     tab.page.wait_for_selector(".pane[data-state=loading]", state="detached")
     assert tab.page.locator(".pane[data-state=error]").count() == 0
     text = tab.page.locator("#panel").inner_text()
