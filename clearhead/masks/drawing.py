@@ -69,7 +69,7 @@ class Drawing:
         if rows < self.queries or columns < self.keys:
             text += f", in {rows} × {columns} cells"
         if self.batch_shape:
-            text += f", averaged over a batch of shape {self.batch_shape}"
+            text += f", averaged over batch and heads of shape {self.batch_shape}"
         if self.n_sampled < self.queries:
             text += f", counted on a sample of {self.n_sampled:,} queries"
         return text

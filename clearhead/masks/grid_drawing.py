@@ -37,7 +37,7 @@ class GridDrawing(Drawing):
         text = f"what position {self.position}, at {self.coordinates}, sees on a grid of {grid}"
         if len(self.sizes) > 2:
             text += f", in planes of {self.sizes[-2]} rows"
-        return text + (f", averaged over a batch of shape {self.batch_shape}" if self.batch_shape else "")
+        return text + (f", averaged over batch and heads of shape {self.batch_shape}" if self.batch_shape else "")
 
     def body(self, wide: bool = True) -> list[str]:
         """Return the rows of the grid: ■ is seen, · is not; the query itself is ◆ or ◇."""

@@ -101,7 +101,7 @@ def test_batches_are_averaged_with_a_note_in_the_caption():
     assert drawing.cells == ((1.0, 1.0, 0.5, 0.0, 0.0),) * 2
     assert drawing.is_shaded
     assert drawing.body() == ["████▒▒    "] * 2
-    assert "averaged over a batch of shape (2, 1)" in drawing.caption
+    assert "averaged over batch and heads of shape (2, 1)" in drawing.caption
     table = torch.rand(3, 97, 89) < 0.3
     large = allow(table).draw(97, 89, cells=1)
     assert large.cells[0][0] == pytest.approx(float(table.double().mean()))
