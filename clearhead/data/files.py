@@ -47,7 +47,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             if magic.startswith(b"PK\x03\x04"):
                 archive = stack.enter_context(zipfile.ZipFile(path))
                 sizes = {item.filename: item.file_size for item in archive.infolist()}
-                yield stack.enter_context(_open_member(archive, _largest_text(path, sizes)))
+                yield cast(IO[bytes], stack.enter_context(_open_member(archive, _largest_text(path, sizes))))
             # Detecting tar inside a compressed file would require decompressing it, so the name decides.
             elif re.search(r"\.tar|\.t[gx]z$", path.name.lower()):
                 tar = stack.enter_context(tarfile.open(path))
@@ -68,10 +68,10 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             raise StorageError(f"{path} is corrupted or incomplete ({error}); download it again") from error
 
 
-def _open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+def _open_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipExtFile:
     """Open a file of an archive; raise `StorageError` if it is encrypted or its compression is not supported."""
     try:
-        return archive.open(name)
+        return cast(zipfile.ZipExtFile, archive.open(name))
     except RuntimeError as error:
         then = "unpack it and give the path of the file"
         raise StorageError(f"{archive.filename} cannot be unpacked ({error}); {then}") from error

@@ -53,9 +53,14 @@ def test_fill_mask_matches_transformers(saved):
     assert [token.id for token in two[1][0]] == [token.id for token in tokens]
     # A larger number returns the whole vocabulary.
     assert sorted(token.id for token in trained.fill_mask(text, n=99)[0]) == list(range(len(PIECES)))
+
+
+@pytest.mark.bad_input
+def test_fill_mask_and_embed_reject_invalid_numbers(saved):
+    trained = hub.pipeline(saved("bert masked")[0])
     for n in (0, -1, 2.5):
         with pytest.raises(ConfigError, match=f"n is {n}; expected a whole number of at least 1"):
-            trained.fill_mask(text, n=n)
+            trained.fill_mask("the [MASK] fox", n=n)
     with pytest.raises(ConfigError, match="batch_size is 0; expected a whole number of at least 1"):
         trained.embed(TEXTS, batch_size=0)
 

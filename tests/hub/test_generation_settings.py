@@ -58,8 +58,9 @@ def test_settings_of_the_model_apply_as_in_transformers(saved, settings):
         expected = text_of_transformers(reference, trained, text, settings | special)
         assert trained.generate(text) == expected
         assert ch.generate(trained, text) == expected
-    # A given strategy replaces the settings.
-    first = text_of_transformers(reference, trained, TEXTS[0], special | {"max_new_tokens": 1})
+    # A given strategy replaces the strategy of the settings, but not the penalty.
+    penalty = {key: value for key, value in settings.items() if key == "repetition_penalty"}
+    first = text_of_transformers(reference, trained, TEXTS[0], special | penalty | {"max_new_tokens": 1})
     assert trained.generate(TEXTS[0], strategy=Greedy(), max_new_tokens=1) == first
 
 

@@ -183,6 +183,7 @@ def test_draw_on_grid_shows_what_a_patch_sees():
     assert draw_on_grid(~mask, 6).body()[1] == "◇ · · ■ ■ ■"
 
 
+@pytest.mark.bad_input
 def test_draw_on_grid_of_another_object_raises_mask_type_error():
     with pytest.raises(MaskTypeError, match="got int as a mask; expected a Mask"):
         draw_on_grid(3)
